@@ -11,6 +11,10 @@ is updated within a step, and as 1, 4, 16 and 64 equal ones of 64 MB together ar
 
     .venv/bin/python benchmarks/updates.py --arrays adagrad adadelta adamax dcasgd test groupadagrad
 
+and the same of parameters in float16, with ``multi_precision``, in parts of the copy in float32:
+
+    .venv/bin/python benchmarks/updates.py --arrays --half adam rmsprop ftrl adagrad
+
 Bytes are those of the parameters, activations and gradients; the optimizer's states come on top,
 the same in every column, and so does the operators' workspace.
 """
@@ -142,17 +146,21 @@ def growth(way: str) -> tuple[int, int]:
     return plan.total_nbytes - nbytes, memory_nbytes("VmRSS") - before
 
 
-def arrays(optimizer: str, number: int, within: bool) -> float:
-    """By how many arrays as large as a parameter a process grows in three updates."""
+def arrays(optimizer: str, half: bool, number: int, within: bool) -> float:
+    """By how many arrays as large as a parameter a process grows in three updates.
+
+    Of parameters in half precision these are as large as the copy in single precision.
+    """
     from memplan.mxnet.train.memory_growth import MemoryGrowth
 
     shape = ((1 << 24) // number // 1024, 1024)
-    weights, gradients = ([mx.nd.ones(shape) for _ in range(number)] for _ in range(2))
-    updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer))
+    dtype = "float16" if half else "float32"
+    weights, gradients = ([mx.nd.ones(shape, dtype=dtype) for _ in range(number)] for _ in range(2))
+    updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer, multi_precision=half))
     for place, weight in enumerate(weights):
-        updater.states[place] = updater.optimizer.create_state(place, weight)
+        updater.states[place] = updater.optimizer.create_state_multi_precision(place, weight)
         updater.states_synced[place] = True
-    small = mx.nd.ones((64, 1024))
+    small = mx.nd.ones((64, 1024), dtype=dtype)
     updater(number, small, small)  # code that is used for the first time
     grown = MemoryGrowth(mx.cpu())
     for _ in range(3):
@@ -164,7 +172,7 @@ def arrays(optimizer: str, number: int, within: bool) -> float:
     return float(grown.nbytes / (4 * weights[0].size))
 
 
-def rows_of_arrays(optimizers: list[str]) -> None:
+def rows_of_arrays(optimizers: list[str], half: bool) -> None:
     """What :func:`arrays` says of each, in processes of their own."""
     cases = [(1, True), (1, False), (4, False), (16, False), (64, False)]
     print("| optimizer | within | 1 | 4 | 16 | 64 |\n|---|---|---|---|---|---|")
@@ -172,7 +180,7 @@ def rows_of_arrays(optimizers: list[str]) -> None:
         cells = []
         for case in cases:
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                cells.append(f"{pool.apply(arrays, (name, *case)):.1f}")
+                cells.append(f"{pool.apply(arrays, (name, half, *case)):.1f}")
         print(" | ".join(["", name, *cells, ""]).strip(), flush=True)
 
 
@@ -182,9 +190,10 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20)
     parser.add_argument("--process", action="store_true")
     parser.add_argument("--arrays", action="store_true")
+    parser.add_argument("--half", action="store_true")
     options = parser.parse_args()
     if options.arrays:
-        rows_of_arrays(options.names)
+        rows_of_arrays(options.names, options.half)
         return
     if options.process:
         print("| way | promised, MB | growth of the process, MB |\n|---|---|---|")

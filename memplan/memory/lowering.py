@@ -230,7 +230,8 @@ class _Extended:
         self.anchors[index] = Op(name, "shape_array", op.outputs[:1], (tensor,))
 
     def add_reader(self, tensor: int, reader: Reader) -> None:
-        name = f"{self.graph.tensors[tensor].name}_reader"
+        producer = self.graph.ops[self.graph.producer[tensor]]
+        name = f"{producer.name}_reader{self.graph.position[tensor]}"
         written = self._tensor(f"{name}[0]", reader.nbytes, reader.nelements)
         self.readers[tensor] = Op(name, "slice", (tensor,), (written,))
 

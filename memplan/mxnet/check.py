@@ -22,6 +22,7 @@ from memplan.planning.plan import Footprint, Plan
 from memplan.planning.realisation import request_of, trace_again
 from memplan.step.schedule import Schedule
 from memplan.util.nbytes import format_nbytes
+from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 from memplan.util.words import first_of
 
@@ -149,7 +150,7 @@ def check(plan: Plan, *, ctx: mx.Context, steps: int = 5, optimizer: str = "sgd"
     trains by ``plan`` fails.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ArgumentError(f"steps must be an integer >= 1, got {steps!r}")
+        raise ArgumentError(f"steps must be an integer >= 1, got {shown(steps)}")
     reason = refusal(optimizer_named(optimizer))
     if plan.trace.form.updates and reason is not None:
         raise ArgumentError(f"the plan updates within the step, and {reason}; choose another")

@@ -20,6 +20,7 @@ from memplan.mxnet.train.modules.plans import Plans, Request, planner_of_steps
 from memplan.mxnet.train.modules.updated_by import UpdatedBy
 from memplan.mxnet.train.updates import refusal_of_module, refusal_of_updater
 from memplan.planning.plan import Plan
+from memplan.planning.realisation import why_not_packed
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
@@ -120,9 +121,12 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         self._plans = Plans(self.symbol, planner, given, **when)
         self._plans.released = weakref.WeakMethod(self._collect)
         self._plans.updated = weakref.WeakMethod(self._begin_update)
-        if self._plans.update_within and len(self._context) > 1:
-            reason = "gradients of several contexts are summed up first"
-            self._plans.update_behind(reason, self._context)
+        if self._plans.update_within:
+            reason = why_not_packed(self._context) if given is None else None
+            if len(self._context) > 1:
+                reason = "gradients of several contexts are summed up first"
+            if reason is not None:
+                self._plans.update_behind(reason, self._context)
 
     def _collect(self) -> None:
         """Let the group have the arrays of the executors as they are now."""

@@ -54,11 +54,14 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
 from memplan.strategies.spaces import Space
 from memplan.util.interrupts import deferring
-from memplan.util.numbers import plain
+from memplan.util.numbers import plain, shown
 from memplan.util.progress import tell
 
 # How many of the smallest ops are measured at once, and how often.
 SMALLEST, REPEATS = 100, 9
+
+# More steps than anyone waits for.
+MOST_STEPS = 10**6
 
 
 def profile(
@@ -109,8 +112,10 @@ def profile_inputs(
     """What :func:`profile` gives, for inputs that may have any names."""
     repeats, warmup = plain(repeats), plain(warmup)
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{name} must be an integer >= {least}, got {value!r}")
+        if not isinstance(value, int) or not least <= value <= MOST_STEPS:
+            raise ArgumentError(
+                f"{name} must be an integer from {least} to {MOST_STEPS}, got {shown(value)}"
+            )
     ctx = mx.current_context() if ctx is None else ctx
     check_is_context(ctx)
     seconds: dict[str, float] = {}
@@ -123,8 +128,8 @@ def profile_inputs(
         traced = trace(net, form=form, **options)
         seconds |= _seconds_of_ops(traced, ctx, warmup, repeats)
     workspace = _workspaces(way, to_train, ctx)
-    shown = {name: traced.shapes[name] for name in shapes}
-    return CostTable(device_name(ctx), seconds, shown, workspace)
+    inputs = {name: traced.shapes[name] for name in shapes}
+    return CostTable(device_name(ctx), seconds, inputs, workspace)
 
 
 def _workspaces(way: Realisation, traced: Trace, ctx: mx.Context) -> dict[str, int]:

@@ -111,14 +111,21 @@ def suited(name: str, contexts: Iterable[Context]) -> str:
     """
     if usable(name) is not None:
         return name
+    refusal = why_not_packed(contexts)
+    if refusal is None:
+        return name
+    LOGGER.warning("memplan trains by %s steps, for %s", WHOLE_STEPS[-1], refusal)
+    return WHOLE_STEPS[-1]
+
+
+def why_not_packed(contexts: Iterable[Context]) -> str | None:
+    """Why packed memory is not possible on one of ``contexts``; None if it is on all."""
     try:
         for ctx in contexts:
             load(WHOLE_STEPS[0]).check_context(ctx)
     except ArgumentError as error:
-        refusal = _without_advice(str(error))
-        LOGGER.warning("memplan trains by %s steps, for %s", WHOLE_STEPS[-1], refusal)
-        return WHOLE_STEPS[-1]
-    return name
+        return _without_advice(str(error))
+    return None
 
 
 def usable(name: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from memplan.errors import ArgumentError
 from memplan.planning.job import OPTIONS
+from memplan.util.numbers import shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,9 +34,9 @@ def no_shapes_for_options(function: Callable[P, R]) -> Callable[P, R]:
         for name in given:
             if name in inputs:
                 raise ArgumentError(
-                    f"{name}={options[name]!r} is an option of memplan.{function.__name__}, and an "
-                    f"input of the network is called so, too, to which no shape can be given by "
-                    f"this name; rename the input"
+                    f"{name}={shown(options[name])} is an option of memplan.{function.__name__}, "
+                    f"and an input of the network is called so, too, to which no shape can be "
+                    f"given by this name; rename the input"
                 )
         return function(*args, **options)
 

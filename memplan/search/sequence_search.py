@@ -19,6 +19,7 @@ from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECO
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
+from memplan.search.race import race
 from memplan.search.round_kinds import (
     ANNEALING_ROUNDS,
     FIRST_RECREATED,
@@ -56,20 +57,22 @@ LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
 # Slices begin a search where the others cost more than so many steps: from recomputed slices moves
 # of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
-# Where what is found costs so much more than the step, in steps, a round recreates from slices,
-# which are the cheapest for what they are over: near the least memory of a recurrent network that
-# ends far below what begins with nothing. Set on LSTMs of 1,292 ops at 30 to 40% of the step, and
-# of 4,812 at 20% of the peak; in graphs of convolutions, whose plans cost less, it ends above.
+# Where what is found costs so much more than the step, in steps, rounds recreate from slices, which
+# are the cheapest for what they are over: near the least memory of a recurrent network that ends
+# far below what begins with nothing. Set on LSTMs of 1,292 ops at 30 to 40% of the step, and of
+# 4,812 at 20% of the peak; in graphs of convolutions, whose plans cost less, it ends above.
 FAR_OVERHEAD, SLICED_SHARE = 0.3, 0.3
-SLICED = Round(False, 0.3, 0.3, recreates=True)
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
-# in blocks and of large graphs of the second. They get fewer bytes by what is over; where something
-# fits by twice that, and so on, but by at most this share, twice the share, and so on, where that
-# is nearly as cheap. Else one that finds nothing in so few bytes is followed by one in bytes
-# halfway back. Where nothing fits there are more of them. Set on an LSTM at 30% of its step, on
-# SENet-154 at 40%, and on HRNet at both.
+# in which it is packed attempt by attempt, and in blocks and of large graphs of the second, in
+# which it is not. They get fewer bytes by half of what is over, but by MOST_FALL of them at most,
+# as packed they cost little more than before; where what fits is nearly as cheap there is one. Set
+# on SENet-154 at 40% of its step, and on HRNet and a FCN at 30%. Those of the second kind get fewer
+# by what is over; where something fits by twice that, and so on, but by at most MENDING_STEP of
+# them, twice that, and so on, where that is nearly as cheap: set on an LSTM at 30%. One that finds
+# nothing in so few bytes is followed by one in bytes halfway back. Where nothing fits there are
+# more of them, which get fewer by all that is over.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
-MENDINGS, MENDINGS_OF_NOTHING, MENDING_STEP = 4, 8, 0.005
+MENDINGS, MENDINGS_OF_NOTHING, MOST_FALL, MENDING_STEP = 4, 8, 0.01, 0.005
 # A search without a number of rounds ends after so many that found nothing cheaper.
 PATIENCE = 4 * len(ANNEALING_ROUNDS)
 
@@ -137,27 +140,43 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             search.offer(search.first, budget_nbytes)
             aim, reached, roughly, is_lost = first_aim, first_aim, False, False
         nlost = nlost + 1 if is_lost else 0
-        over = settle(search, budget_nbytes, roughly=roughly)
+        # A round that packs does more than a close look, where no plan is lost without that.
+        briefly = kind.recreates and tries == 1 and search.fitting is not None
+        over = settle(search, budget_nbytes, roughly=roughly, briefly=briefly)
         if not over and not is_lost:
             return (aim + budget_nbytes + 1) // 2
         # Once something fits, others may, too: how well a schedule is packed is a matter of luck.
         if not over:
             aim = (aim + reached + 1) // 2
-        elif search.saved(search.first) <= NEAR * search.unit:
-            aim -= min(over, int(tries * MENDING_STEP * aim))
         else:
-            nover += 1
-            reached = aim
-            aim -= over if search.fitting is None else nover * over
+            is_near = search.saved(search.first) <= NEAR * search.unit
+            if is_near and tries > 1 and kind.recreates:
+                break
+            if not is_near:
+                nover, reached = nover + 1, aim
+            if kind.recreates and tries <= MENDINGS:
+                aim -= min((over + 1) // 2, int(MOST_FALL * aim))
+            elif is_near:
+                aim -= min(over, int(tries * MENDING_STEP * aim))
+            else:
+                aim -= over if search.fitting is None else nover * over
         if not search.stop.is_over():
             # From what is too large it may find nothing in any aim; what fits is in most.
             begins_fitting = nlost > 1 and search.fitting is not None
             start = best_sequence(search.found) if begins_fitting else search.first
-            search.round(kind, aim, start=start)
+            _mend(search, kind, start, aim, budget_nbytes)
         elif not roughly:
             return aim
     settle(search, budget_nbytes)
-    return aim
+    return (aim + budget_nbytes + 1) // 2 if kind.recreates else aim
+
+
+def _mend(search: Rounds, kind: Round, start: Array, aim: int, budget_nbytes: int) -> None:
+    """A round that looks for what fits; else what it ends with may do so after a closer look."""
+    found, settled = search.found.figures, search.settled.figures
+    end = search.round(kind, aim, start=start, packed_nbytes=budget_nbytes)
+    if kind.recreates and found[BEST_SECONDS] == settled[BEST_SECONDS]:
+        search.offer(end, budget_nbytes)
 
 
 def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
@@ -192,14 +211,13 @@ def _greedy_start(search: Rounds, budget_nbytes: int) -> None:
 
 
 def _sliced_start(search: Rounds, budget_nbytes: int, *, roughly: bool) -> None:
-    """Where what is found is expensive, recreate from slices, cheapest for what they are over."""
+    """Where what is found is expensive, recreate from slices, cheap for what they are over."""
     if search.found.figures[BEST_SECONDS] <= (1.0 + FAR_OVERHEAD) * search.graph.seconds:
         return
     settle(search, budget_nbytes, roughly=roughly)  # so that what fits is not lost
     sliced = search.sliced(budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
     if sliced and not search.stop.is_over():
-        stop = search.stop.share_of_work(SLICED_SHARE)
-        search.round(SLICED, budget_nbytes, start=sliced[0], stop=stop)
+        race(search, sliced, budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
 
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:

@@ -233,7 +233,7 @@ def _resolve(costs: Costs) -> Roofline | CostTable:
         name = costs.removeprefix(PREFIX)
         if name not in ROOFLINES:
             choices = ", ".join(PREFIX + roofline for roofline in ROOFLINES)
-            raise ArgumentError(f"there is no roofline {name!r}; the choices are {choices}")
+            raise ArgumentError(f"there is no roofline {shown(name)}; the choices are {choices}")
         return ROOFLINES[name]
     table = table_of(costs)
     if table is None:

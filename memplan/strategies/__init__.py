@@ -141,7 +141,7 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     if row is None or (realisation is not None and not row.serves(realisation)):
         purpose = "" if row is None else f" for realisation {realisation!r}"
         raise ArgumentError(
-            f"there is no strategy {strategy!r}{purpose}; choose from "
+            f"there is no strategy {shown(strategy)}{purpose}; choose from "
             f"{', '.join(names(realisation))}"
         )
     try:

@@ -85,7 +85,7 @@ def format_nbytes(nbytes: int) -> str:
 def is_no_byte(text: str) -> bool:
     """Does ``text`` say zero bytes, with or without a unit?"""
     match = _QUANTITY.fullmatch(text)
-    return match is not None and match[2] in _NBYTES_OF_UNIT and Fraction(match[1]) == 0
+    return match is not None and match[2] in _NBYTES_OF_UNIT and not match[1].strip("0.")
 
 
 def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:

@@ -247,11 +247,18 @@ def test_copies_in_full_precision_count() -> None:
         assert states_nbytes(traced, optimizers[precise]) == 5000 * nbytes
 
 
-def test_gradients_in_full_precision_count_where_mxnet_makes_them_for_an_update_within() -> None:
+@pytest.mark.parametrize(
+    ("realisation", "arrays"),
+    [("updating", 2 + 1), ("packed", 1 + (5 - 1) * 2 / 3), ("mirror", 1 + (5 - 1) * 2 / 3)],
+)
+def test_gradients_in_full_precision_count_where_mxnet_makes_them_for_an_update(
+    realisation: str, arrays: float
+) -> None:
+    """Within the step those of the largest parameter, else of all: here of three equal ones."""
     net = mx.sym.Variable("data")
-    for width in (100, 50, 20):
-        net = mx.sym.FullyConnected(net, num_hidden=width, no_bias=True)
-    options = {"shapes": {"data": (2, 100)}, "realisation": "updating"}
+    for _ in range(3):
+        net = mx.sym.FullyConnected(net, num_hidden=90, no_bias=True)
+    options = {"shapes": {"data": (2, 90)}, "realisation": realisation}
     half, full = (
         trace(mx.sym.MakeLoss(net), type_dict={"data": dtype}, **options)
         for dtype in ("float16", "float32")
@@ -261,7 +268,7 @@ def test_gradients_in_full_precision_count_where_mxnet_makes_them_for_an_update_
         return update_nbytes(traced, mx.optimizer.create(name, multi_precision=is_precise))
 
     for name in ("adam", "rmsprop"):
-        assert made(name) == (2 + 1) * 4 * 100 * 100
+        assert made(name) == round(arrays * 4 * 90 * 90)
         assert made(name, full) == made(name, is_precise=False) == 0
     assert made("sgd") == made("nag") == 0
     assert made("adagrad") == made("adagrad", full) + made("adam")

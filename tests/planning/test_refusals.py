@@ -285,6 +285,7 @@ def test_checkmate_proves_that_a_budget_is_impossible(network: Any) -> None:
         ({"grad_req": {"data": 10**5000}}, "grad_req of 'data' is .* bits"),
         ({"grad_req": ["write"]}, "grad_req must be"),
         ({"reserve": "much"}, "the reserve 'much' cannot be used"),
+        ({"reserve": "9" * 5000}, "the reserve '99.* cannot be used"),
         ({"reserve": -1}, "the reserve -1 cannot be used"),
         ({"reserve": 0.1}, "the reserve 0.1 cannot be used"),
         ({"ctx": "gpu"}, "ctx must be a context"),

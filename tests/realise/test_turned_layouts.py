@@ -223,3 +223,23 @@ def test_what_reads_before_a_reshape_runs_once_and_before_it() -> None:
     ops = {op.name: op for op in traced.graph.ops}
     assert {"shared", "norm"}.isdisjoint(_recomputable(traced))
     assert traced.graph.ops[ops["turn"].after[0]].name == "norm"
+
+
+def test_explicit_steps_may_run_ops_in_another_order_than_mxnet() -> None:
+    """A sum of what a Flatten turns comes first there, and later in MXNet's own step."""
+    data = _convolution(mx.sym.Variable("img"), "conv")
+    shared = mx.sym.sin(data)
+    total = mx.sym.elemwise_add(data, shared, name="sum")
+    turned = mx.sym.identity(mx.sym.Flatten(shared, name="turn"))
+    out = _norm(mx.sym.reshape_like(turned, total), "first") + _norm(total, "second")
+    loss = mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(out)))
+    traced = trace(loss, shapes=SHAPES, realisation="explicit")
+    names = [op.name for op in traced.graph.ops]
+    turn, place = names.index("turn"), names.index("sum")
+    assert place < turn
+    assert traced.stock_order.index(turn) < traced.stock_order.index(place)
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 1)
+    for seed in range(2):
+        planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 1)
+        assert not differences(stock, planned)

@@ -21,6 +21,7 @@ from memplan.errors import TraceError
 from memplan.mxnet.realise.mirror import annotate
 from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
+from memplan.step.schedule import Schedule
 
 Symbol = mx.sym.Symbol
 
@@ -107,6 +108,22 @@ def test_explicit_steps_train_slopes_whose_gradient_comes_from_a_convolution() -
     for seed in range(4):
         planned = planned_steps(bound(traced, random_schedule(traced.graph, seed), values), 1)
         np.testing.assert_allclose(_gradient(planned, "prelu_slopes"), stock, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "tanh"])
+def test_a_sum_is_in_the_layout_that_it_has_unplanned_where_a_term_comes_again(kind: str) -> None:
+    """MXNet keeps the gate, and writes the sum over the other term."""
+    data = _convolution(mx.sym.Variable("img"), "conv")
+    gate = getattr(mx.sym, kind)(data, name="gate")
+    total = gate + mx.sym.BatchNorm(data, fix_gamma=False, name="first")
+    network = _loss(_convolution(mx.sym.BatchNorm(total, fix_gamma=False, name="bn"), "more"))
+    traced = trace(network, shapes=SHAPES, realisation="explicit")
+    names = [op.name for op in traced.graph.ops]
+    order = list(range(len(names)))
+    order.insert(names.index("gate_backward"), names.index("gate"))
+    values = random_values(traced)
+    planned = planned_steps(bound(traced, Schedule.sequence(traced.graph, order), values), 1)
+    assert not differences(stock_steps(traced, values, 1), planned)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -122,10 +122,10 @@ def test_an_attempt_that_costs_too_much_is_given_up() -> None:
     load(search.model, search.state, best, len(best), budget)
     now, cold = search.ruining.now, Ruins(1e-9, 1e-9, PLENTY, 0.0)
     copy_state(search.state, now)
-    given_up = 0
+    given_up, room = 0, (search.model, search.state, search.ruining)
     for _ in range(200):
         most = now.seconds[0]
-        recreate(search.model, search.state, search.ruining, cold, search.found, 0, 1)
+        recreate(*room, cold, search._fitting(0), search.found, 0, 1)
         if search.state.totals[EXCESS] > 0:
             given_up += 1
             assert search.state.seconds[0] > most

@@ -6,18 +6,21 @@ import math
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
+from memplan.search import sequence_search, settling
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, Rules, best_sequence
 from memplan.search.sequence_search import _settled, cheapest, search
-from memplan.search.settling import settle
+from memplan.search.settling import BRIEF_PLACEMENTS, MOST_PLACEMENTS, settle
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
@@ -113,6 +116,58 @@ def test_first_something_that_fits_is_found_roughly_then_it_is_looked_at_closely
     assert asked[6:] == [True, True]
 
 
+def test_a_brief_look_makes_few_placements_and_no_longer_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, budget, asked, made = unit_chain(16), 40 * UNIT, [], list[int]()
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        asked.append(roughly)
+        return UNIT
+
+    def noted(*arguments: Any) -> tuple[int, int]:
+        made.append(arguments[-1].nplacements)
+        return 0, 0
+
+    monkeypatch.setattr(settling, "repack", noted)
+    stop, work_left = Stop.after(1e6, work=1e6), [1e6]
+    rounds = Rounds(graph, RULES, seed=0, stop=stop, excess=excess)
+    for briefly in (True, False):
+        rounds.offer(rounds.unplanned, budget)
+        assert settle(rounds, budget, briefly=briefly) == UNIT
+        work_left.append(stop.work_left)
+    spent = [(one - other) / len(graph.ops) for one, other in pairwise(work_left)]
+    assert 0 < spent[0] < 5 < spent[1]
+    assert made == [BRIEF_PLACEMENTS, MOST_PLACEMENTS]
+    assert asked == [True, True, True, False]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_first_look_is_brief_where_something_fits_and_mending_packs(
+    monkeypatch: pytest.MonkeyPatch, is_begun: bool, is_packed: bool
+) -> None:
+    """Close ones took most of three seconds; where nothing fits a brief one could lose a plan."""
+    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 1000 if is_packed else 0)
+    graph, budget, looks = unit_chain(16), 4000, list[bool]()
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 100)
+    if is_begun:  # with what costs twice as much
+        rounds.fitting = Schedule.sequence(graph, [0, *range(33)])
+
+    def noted(search: Rounds, budget: int, *, briefly: bool = False, **options: bool) -> int:
+        looks.append(briefly)
+        return settle(search, budget, briefly=briefly, **options)
+
+    monkeypatch.setattr(sequence_search, "settle", noted)
+    rounds.round = (  # type: ignore[method-assign, assignment]
+        lambda *_, **__: rounds.offer(rounds.unplanned, budget)
+    )
+    rounds.offer(rounds.unplanned, budget)
+    _settled(rounds, budget, budget)
+    assert looks[0] is (is_begun and is_packed)
+    assert not any(looks[1:])
+
+
 @pytest.mark.parametrize("seconds_left", [99.0, 101.0])
 def test_no_close_look_begins_that_time_is_too_short_for(
     monkeypatch: pytest.MonkeyPatch, seconds_left: float
@@ -162,30 +217,41 @@ def test_no_close_look_begins_after_a_rough_one_has_taken_the_rest_of_the_time(
 
 
 @pytest.mark.parametrize(
-    ("fitting", "falls"),
+    ("fitting", "is_packed", "over", "falls"),
     [
-        (None, 8 * [100]),
-        ("dear", [100, 200, 300, 400]),
-        ("near", [20, 39, 59, 77]),
+        (None, True, 100, [40, 39, 39, 38, *4 * [100]]),
+        (None, False, 100, 8 * [100]),
+        ("dear", True, 100, [40, 39, 39, 38]),
+        ("dear", True, 59, 4 * [30]),
+        ("dear", False, 100, [100, 200, 300, 400]),
+        ("near", True, 100, [40]),
+        ("near", False, 100, [20, 39, 59, 77]),
     ],
 )
-def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
-    fitting: str | None, falls: list[int]
+def test_aims_fall_by_what_is_over_and_by_half_of_it_at_first_where_mending_packs(
+    monkeypatch: pytest.MonkeyPatch,
+    fitting: str | None,
+    is_packed: bool,
+    over: int,
+    falls: list[int],
 ) -> None:
-    """Near that they fall by half a percent of the aim, twice that, and so on."""
+    """By a percent of the aim at most; where what fits is nearly as cheap, once."""
+    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 1000 if is_packed else 0)
     graph, budget = unit_chain(16), 4000
-    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 100)
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: over)
     near, dear = rounds.schedule(rounds.unplanned), Schedule.sequence(graph, [0, *range(33)])
     rounds.fitting = {"near": near, "dear": dear}[fitting] if fitting else None
     aims = [budget]
 
-    def noted(_: Round, aim: int, start: Array) -> None:
+    def noted(_: Round, aim: int, start: Array, packed_nbytes: int) -> None:
+        assert packed_nbytes == budget
         aims.append(aim)
         rounds.offer(rounds.unplanned, budget)
 
     rounds.round = noted  # type: ignore[method-assign, assignment]
     rounds.offer(rounds.unplanned, budget)
-    _settled(rounds, budget, budget)
+    next_aim = _settled(rounds, budget, budget)
+    assert next_aim == ((aims[-1] + budget + 1) // 2 if is_packed else aims[-1])
     assert [one - other for one, other in pairwise(aims)] == falls
 
 
@@ -197,15 +263,16 @@ def test_aims_fall_by_what_is_over_unless_what_fits_is_nearly_as_cheap(
     ],
 )
 def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
-    fits: bool, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, fits: bool, expected: list[int]
 ) -> None:
     """Else the search went on with more bytes than that in which the last one did not fit."""
+    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 0)
     graph, budget, aims = unit_chain(16), 4000, [4000]
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 99)
     if fits:  # what costs twice as much
         rounds.fitting = Schedule.sequence(graph, [0, *range(33)])
 
-    def noted(_: Round, aim: int, start: Array) -> None:
+    def noted(_: Round, aim: int, start: Array, packed_nbytes: int) -> None:
         aims.append(aim)
         if aim > 3850:
             rounds.offer(rounds.unplanned, budget)
@@ -214,6 +281,23 @@ def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
     rounds.offer(rounds.unplanned, budget)
     assert _settled(rounds, budget, budget) == aims[-1]
     assert aims == expected
+
+
+def test_where_a_round_packs_nothing_what_it_ends_with_is_looked_at_closely() -> None:
+    graph, budget, asked = unit_chain(16), 4000, []
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        asked.append(schedule)
+        return 99 if schedule.ops == tuple(range(33)) else 0
+
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=excess)
+    end = np.array([*range(16), 15, *range(16, 33)])
+    rounds.round = lambda *_, **__: end  # type: ignore[method-assign, assignment]
+    rounds.offer(rounds.unplanned, budget)
+    _settled(rounds, budget, budget)
+    best = rounds.best()
+    assert best is not None
+    assert best.ops == tuple(end)
 
 
 def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:

@@ -359,8 +359,7 @@ def test_a_step_that_is_not_the_planned_one(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("options", "culprit"),
     [
-        ({"repeats": 0}, "repeats"),
-        ({"repeats": 1.5}, "repeats"),
+        *[({"repeats": n}, "repeats must be") for n in (0, 1.5, 10**5000, -(10**5000))],
         ({"warmup": -1}, "warmup"),
         ({"dta": (8, 20)}, "dta"),
         ({"grad_req": "none"}, "grad_req"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -11,6 +12,7 @@ from mxnet import autograd, gluon
 
 from memplan.memory.blocks import best_allocation
 from memplan.mxnet.gluon import TrainStep, planned
+from memplan.mxnet.realise import in_place
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.measure import reported_mib
 
@@ -91,3 +93,67 @@ def test_explicit_blocks_take_what_is_promised_where_less_is_written_over() -> N
     mib = reported_mib(plan.symbol, plan.trace, replayed.match_range)
     assert plan.allocated_nbytes == replayed.nbytes
     assert mib << 20 <= replayed.reported_nbytes < mib + 1 << 20
+
+
+def test_layouts_are_not_looked_for_where_a_step_writes_over_no_more_than_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for = []
+
+    def looking(*args: Any) -> Any:
+        looked_for.append(args)
+        return own_layouts(*args)
+
+    own_layouts = in_place.own_layouts
+    monkeypatch.setattr(in_place, "own_layouts", looking)
+    for what, is_looked_for in (("trained", False), ("frozen", True)):
+        trace = TrainStep(_net(what), LOSS, realisation="explicit", **OPTIONS).plan(*_batch()).trace
+        looked_for.clear()
+        in_place.kept_in_explicit(trace.graph, trace.nodes, trace.stock_order)
+        assert bool(looked_for) == is_looked_for
+
+
+class Rows(gluon.nn.HybridBlock):
+    """A BatchNorm of ``read`` of a frozen convolution, which MXNet keeps nevertheless."""
+
+    def __init__(self, read: Callable[[Any, Any], Any]) -> None:
+        super().__init__(prefix="rows_")
+        self.read = read
+        with self.name_scope():
+            self.conv = gluon.nn.Conv2D(16, 3, padding=1, in_channels=3)
+            self.norm = gluon.nn.BatchNorm(in_channels=16)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self.norm(self.read(F, self.conv(x)))
+
+
+def _outputs(read: Callable[[Any, Any], Any], realisation: str | None) -> bytes:
+    mx.random.seed(1)
+    net = Rows(read)
+    net.initialize(mx.init.Normal(0.3))
+    net.hybridize()
+    net.conv.collect_params().setattr("grad_req", "null")
+    block = net if realisation is None else planned(net, realisation=realisation, **OPTIONS)
+    with autograd.record():
+        out = block(_batch()[0])
+    out.backward()
+    return out.asnumpy().tobytes()
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_a_sum_is_not_written_over_what_the_block_keeps_in_the_usual_layout(
+    realisation: str,
+) -> None:
+    def read(F: Any, x: Any) -> Any:  # noqa: N803
+        return F.L2Normalization(x, mode="instance") + x
+
+    assert _outputs(read, realisation) == _outputs(read, None)
+
+
+def test_explicit_steps_slice_nothing_of_six_dimensions() -> None:
+    def read(F: Any, x: Any) -> Any:  # noqa: N803
+        more = F.broadcast_add(x, F.ones((1, 1, 1, 16, 1, 1)))
+        return F.reshape(F.sin(more), (-1, 16, 8, 8))
+
+    planned_out, out = (np.frombuffer(_outputs(read, r), "f4") for r in ("explicit", None))
+    np.testing.assert_allclose(planned_out, out, atol=1e-5)

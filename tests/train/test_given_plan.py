@@ -174,3 +174,9 @@ def test_buckets_count_what_the_given_plan_counts() -> None:
     other = module.plans[3].footprint
     assert other.reserve_nbytes == 3 * MIB
     assert other.workspace_source == given.footprint.workspace_source
+
+
+@pytest.mark.parametrize("given", ["plan.json", 10**5000], ids=["path", "number"])
+def test_only_a_plan_is_given(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"plan must be one that .* has read, got"):
+        memplan.mxnet.Module(layers(), plan=given, label_names=None)

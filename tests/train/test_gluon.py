@@ -188,6 +188,32 @@ def test_a_block_of_a_graph_may_have_a_forward_of_the_script_s() -> None:
     assert_equal(expected, gradients(net))
 
 
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_graph_may_say_the_shapes_of_its_variables(is_inner: bool, hybridized: bool) -> None:
+    """Of parameters that MXNet cannot infer them of, before the block was called."""
+
+    x, y, found = normal(4, 3), mx.nd.arange(4) % 2, []
+    for is_planned in (False, True):
+        data, scale = mx.sym.Variable("data"), mx.sym.Variable("scale", shape=(1, 3))
+        net: Any = gluon.SymbolBlock(mx.sym.broadcast_mul(data, scale), data)
+        if is_inner:
+            inner, net = net, nn.HybridSequential()
+            net.add(inner, nn.Dense(2, prefix="outer_"))
+        net.initialize(mx.init.Xavier())
+        if hybridized:
+            net.hybridize()
+        mx.random.seed(3)
+        if is_planned:
+            train_step(net)(x, y)
+        else:
+            with autograd.record():
+                loss = SOFTMAX(net(x), y)
+            loss.backward()
+        found.append(gradients(net))
+    assert_equal(*found)
+
+
 def test_an_imported_parameter_keeps_the_shape_that_it_was_saved_with(tmp_path: Path) -> None:
     """MXNet infers a slope for every channel where it is not told that all share one."""
     net = nn.HybridSequential()

@@ -171,6 +171,17 @@ def test_what_cannot_take_symbols_is_named_with_its_line(
         TrainStep(net, loss)(*vectors())
 
 
+@pytest.mark.parametrize("loss", [SOFTMAX, None])
+def test_batches_on_one_context_are_inputs(loss: Any) -> None:
+    """A list is one of batches where each is on a context of its own."""
+    net, (x, y) = nn.Dense(10), vectors()
+    net.initialize(ctx=CPU)
+    step = TrainStep(net, loss)
+    call = step.forward if loss is None else step
+    with pytest.raises(TraceError, match=r"the 2 arrays, which are on one context, are its inputs"):
+        call([x, x], *([] if loss is None else [[y, y]]))
+
+
 def test_a_loss_of_mxnets_that_lacks_its_label_is_told_nothing_of_symbols() -> None:
     net, (x, _) = nn.Dense(10), vectors()
     net.initialize(ctx=CPU)
@@ -189,12 +200,12 @@ def test_a_batch_size_is_asked_of_arrays(x: Any) -> None:
             train_step(net, SOFTMAX, trainer=trainer)(x, None, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("batch_size", [0, 0.0, "4", [4]])
+@pytest.mark.parametrize("batch_size", [0, 0.0, "4", [4], 10**5000], ids=range(5))
 def test_what_a_trainer_cannot_divide_by_is_no_batch_size(batch_size: Any) -> None:
     """MXNet's trainer raises an error, too, of another kind; here the step has not run by then."""
     net, _, (x, y) = trained()
     trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
-    with pytest.raises((TypeError, ZeroDivisionError)):
+    with pytest.raises((TypeError, ArithmeticError)):
         trainer.step(batch_size)
     before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
     with pytest.raises(ArgumentError, match="batch_size must be a number other than 0"):
@@ -202,7 +213,7 @@ def test_what_a_trainer_cannot_divide_by_is_no_batch_size(batch_size: Any) -> No
     assert_equal(before, {name: p.data().asnumpy() for name, p in net.collect_params().items()})
 
 
-@pytest.mark.parametrize("scale", ["a", "2", None, 1j, mx.nd.ones(2)])
+@pytest.mark.parametrize("scale", ["a", "2", None, 1j, mx.nd.ones(2), 10**5000], ids=range(6))
 def test_what_no_gradient_can_be_multiplied_by_is_no_scale(scale: Any) -> None:
     strategy = Counting([])
     net = conv_net()
@@ -210,6 +221,31 @@ def test_what_no_gradient_can_be_multiplied_by_is_no_scale(scale: Any) -> None:
     with pytest.raises(ArgumentError, match="scale must be a number, got"):
         train_step(net, strategy=strategy)(*images(8), scale=scale)
     assert not strategy.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", 10**5000, "loss must be a function.* bits"),
+        ("realisation", 10**5000, "realisation must be .* bits"),
+        ("trainer", 10**5000, "trainer must be a gluon.Trainer.* bits"),
+        ("keep_outputs", np.ones(2), r"keep_outputs must be True or False, got array"),
+        ("ignore_stale_grad", np.ones(2), r"ignore_stale_grad must be True or False, got array"),
+    ],
+    ids=range(5),
+)
+def test_an_argument_of_no_use_is_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        TrainStep(nn.Dense(3), **{name: value})
+
+
+@pytest.mark.parametrize("x", [3, [3], (3, 4), 10**5000, (10**5000, 4)], ids=range(5))
+def test_a_step_is_run_on_arrays(x: Any) -> None:
+    """Shapes are for plans."""
+    net = nn.Dense(10)
+    net.initialize(ctx=CPU)
+    with pytest.raises(ArgumentError, match=r"inputs and labels must be .* arrays.* got int"):
+        TrainStep(net, SOFTMAX)(x, vectors()[1])
 
 
 @pytest.mark.parametrize("block", [None, mx.sym.Variable("data"), []])

@@ -11,7 +11,7 @@ from mxnet import autograd, gluon
 
 from memplan.mxnet import Module
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.realise.imperative import address_of
+from memplan.mxnet.realise.placed_arrays import address_of
 from memplan.mxnet.train.arrays.input_memory import InputMemory
 
 LARGE, SMALL, FEWER = (4, 16, 8, 8), (4, 16, 5, 5), (3, 16, 8, 8)

@@ -93,6 +93,28 @@ def test_an_interrupt_leaves_the_module_as_it_was() -> None:
     assert module.plan is not None
 
 
+def test_a_step_whose_making_was_interrupted_lacks_no_backward() -> None:
+    """Nothing was trained: the next batch of that shape warns of nothing."""
+    network = NETWORKS["residual"]
+    data = batches(network)
+    strategy = Interrupted()
+    strategy.presses = 0
+    module = planned(network[0], strategy=strategy)
+    module.bind(data.provide_data, data.provide_label)
+    module.init_params()
+    module.init_optimizer()
+    module.forward_backward(data.next())
+    nrows, *shape = data.provide_data[0].shape
+    larger = mx.io.DataBatch([mx.nd.ones((2 * nrows, *shape))], [mx.nd.zeros(2 * nrows)])
+    strategy.presses = 1
+    with pytest.raises(KeyboardInterrupt):
+        module.forward_backward(larger)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        module.forward_backward(larger)
+    module.update()
+
+
 @pytest.mark.long
 def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.5)

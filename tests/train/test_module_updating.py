@@ -144,12 +144,14 @@ def test_a_gradient_of_a_state_is_one_of_an_input() -> None:
 
 
 @pytest.mark.parametrize("bucketing", [False, True])
-def test_on_several_contexts_of_the_cpu_steps_are_those_of_auto(
-    bucketing: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("contexts", "reason"),
+    [([mx.cpu(0), mx.cpu(1)], "several contexts"), (mx.cpu(1), r"not on cpu\(1\)$")],
+    ids=str,
+)
+def test_on_contexts_without_packed_memory_steps_are_those_of_auto(
+    contexts: Any, reason: str, bucketing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Packed memory is not possible there."""
-    contexts = [mx.cpu(0), mx.cpu(1)]
-
     def trained(kind: type, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
         net: Any = (lambda _: (NET, ("data",), ("softmax_label",))) if bucketing else NET
         keys = {"default_bucket_key": 1} if bucketing else {}
@@ -166,7 +168,7 @@ def test_on_several_contexts_of_the_cpu_steps_are_those_of_auto(
         mx.nd.waitall()
         return module, [{n: array.asnumpy() for n, array in module.get_params()[0].items()}]
 
-    with pytest.warns(UserWarning, match="several contexts"):
+    with pytest.warns(UserWarning, match=reason):
         module, ours = trained(BucketingModule if bucketing else Module, **OPTIONS)
     assert (module._curr_module if bucketing else module).plan.realisation == "explicit"
     assert "memplan trains by explicit steps" in caplog.text

@@ -72,7 +72,7 @@ def test_what_the_loop_does_itself_is_refused(options: dict[str, Any], message: 
     with pytest.raises(ArgumentError, match=f"needs no {next(iter(options))}: .*{message}"):
         planned(net, **QUICKLY, **options)
     assert not hasattr(net, "planned_step")
-    planned(net, **QUICKLY, trainer=None, loss=None, keep_outputs=False)
+    planned(net, **QUICKLY, trainer=None, loss=None, keep_outputs=False, optimizer=None)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])

@@ -9,8 +9,8 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise.imperative import address_of
 from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.placed_arrays import address_of
 from memplan.util.huge_pages import ask_for_huge_pages
 
 MIB = 1 << 20

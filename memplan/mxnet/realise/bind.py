@@ -9,7 +9,7 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.mxnet.realise.in_place import kept_in_training
+from memplan.mxnet.realise.in_place import MOST_DIMENSIONS_OF_SLICES, kept_in_training
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace import symbol_json
@@ -30,8 +30,6 @@ PLACED = {"__ctx_group__": "memplan"}
 
 # The names of ops that inference has beside those of the network begin so.
 READER = "memplan_reads_"
-# MXNET_SPECIAL_MAX_NDIM of its kernels.
-_MOST_DIMENSIONS_OF_SLICES = 5
 
 
 def bind_as_it_stands(
@@ -122,7 +120,7 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
         if (following := next(later, None)) is not None:
             entry = [source, graph.position[read], 0]
             info = traced.nodes[producer].infos.outputs[graph.position[read]]
-            may_be_sliced = info is not None and len(info.shape) <= _MOST_DIMENSIONS_OF_SLICES
+            may_be_sliced = info is not None and len(info.shape) <= MOST_DIMENSIONS_OF_SLICES
             is_sliced = sliced is not None and may_be_sliced
             part = {"begin": "(0,)", "end": "(1,)"} if is_sliced else {}
             kind = "slice" if is_sliced else "shape_array"

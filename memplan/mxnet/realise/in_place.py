@@ -27,9 +27,12 @@ from memplan.mxnet.trace.operators import (
     writes_in_layout_of_place,
 )
 from memplan.mxnet.trace.sums import FALLBACK_SUM
-from memplan.step.graph import UPDATE, TrainingGraph
+from memplan.step.graph import UPDATE, Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
+
+# MXNET_SPECIAL_MAX_NDIM of MXNet's kernels.
+MOST_DIMENSIONS_OF_SLICES = 5
 
 
 def overwritten(
@@ -38,12 +41,14 @@ def overwritten(
     """For each tensor that the unplanned step writes over one that it reads: which one that is.
 
     That is MXNet's step, which runs the ops in ``stock_order``: the last that reads a tensor may
-    be another one there than in the order of ``graph``.
+    be another one there than in the order of ``graph``, to which its schedules may have to keep.
 
     What an add_n leaves without oneDNN has the usual layout, wherever it is. The gradient of an
     argument is written over none: MXNet's executor has an array for it beside the step.
     """
-    schedule = Schedule.sequence(as_unplanned(graph, nodes), stock_order)
+    block = as_unplanned(graph, nodes)
+    ops = tuple(dataclasses.replace(op, after=()) for op in block.ops)
+    schedule = Schedule.sequence(dataclasses.replace(block, ops=ops), stock_order)
     arena = _Overwritten(schedule)
     replay(schedule, arena)
     gradients = _gradients(graph)
@@ -85,24 +90,46 @@ def kept_in_explicit(
 ) -> dict[int, set[int]]:
     """For each forward op over whose inputs an explicit step must not write: which these are.
 
-    They are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
-    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). None that is read in
-    several shapes, as oneDNN's slice knows only that of the layout.
+    Some are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
+    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). The others are terms
+    in the usual layout of sums that are in one of oneDNN's unplanned: a plan may have them die
+    there, or a block keep them unplanned. None that is read in several shapes, as oneDNN's slice
+    knows only that of the layout, or has too many dimensions for it.
     """
-    block = as_unplanned(graph, nodes)
-    if block is graph:
-        return {}
-    array_of, kept = arrays(graph), set(block.heads).difference(graph.heads)
+    array_of = arrays(graph)
+    kept = set(as_unplanned(graph, nodes).heads).difference(graph.heads)
     source_of = overwritten(graph, nodes, stock_order)
+    beside = _beside(graph, nodes, stock_order, source_of) if kept else {}
+    beside = {i: {t for t in beside[i] if not kept.isdisjoint(array_of[t])} for i in beside}
+    forward = range(graph.nforward)
+    if not any(beside.get(i) or nodes[i].op == SUM for i in forward):
+        return {}  # to find the layouts takes a twentieth of tracing
     turned = turned_arrays(graph, nodes, source_of)
-    own = set[int]().union(*own_layouts(graph, nodes, stock_order, source_of, turned)[0])
-    shapes, result = [info and info.shape for node in nodes for info in node.infos.outputs], {}
-    for index, tensors in _beside(graph, nodes, stock_order, source_of).items():
-        found = {t for t in tensors if all(map({*array_of[t]}.intersection, (own, kept)))}
-        found = {t for t in found if len({shapes[each] for each in array_of[t]}) == 1}
-        if found and index < graph.nforward:
-            result[index] = found
+    all_own, _ = own_layouts(graph, nodes, stock_order, source_of, turned)
+    own = set[int]().union(*all_own)
+    shapes = [info.shape if info else None for node in nodes for info in node.infos.outputs]
+    result = {}
+    for index in forward:
+        found = {t for t in beside.get(index, ()) if not own.isdisjoint(array_of[t])}
+        found |= _usual_terms(nodes[index], graph.ops[index], all_own[index], source_of)
+        if sliced := {t for t in found if _may_be_sliced({shapes[each] for each in array_of[t]})}:
+            result[index] = sliced
     return result
+
+
+def _usual_terms(
+    node: Node, op: Op, own: Collection[int], source_of: Mapping[int, int]
+) -> set[int]:
+    """The other term of a sum that is in a layout of oneDNN's, as one in ``own`` is; else none."""
+    taken = source_of.get(op.outputs[0])
+    leaves_own = bool(own) if taken is None else taken in own
+    return {*op.inputs}.difference(own) if node.op == SUM and leaves_own else set()
+
+
+def _may_be_sliced(shapes: Collection[tuple[int, ...] | None]) -> bool:
+    """May an array be sliced that is read in these ``shapes``, whatever its layout is?"""
+    shape, *others = shapes
+    return shape is not None and len(shape) <= MOST_DIMENSIONS_OF_SLICES and not others
 
 
 def _beside(

@@ -1,8 +1,9 @@
-"""Copies of arrays for arrays of another shape, in a layout of oneDNN's that is for the first one.
+"""Copies of arrays in their layouts of oneDNN's, for arrays of another shape, too.
 
-So MXNet's executor has an array that it shares between two shapes. A sum of one term has the layout
-of the term (MKLDNNSumForward of MXNet's src/operator/nn/mkldnn/mkldnn_sum.cc); the C API refuses it
-for an output of another shape, but a direct call does not look at that.
+So MXNet's executor has an array that it shares between two shapes. MXNet's copy of an array has the
+usual layout, a sum of one term that of the term (MKLDNNSumForward of MXNet's
+src/operator/nn/mkldnn/mkldnn_sum.cc). The C API refuses it for an output of another shape, but a
+direct call does not look at that.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ def can_copy() -> bool:
     return may_be_partial(_SUM)
 
 
+def copy_of(inputs: Handles, outputs: Handles) -> Call:
+    """A call that copies the only array of ``inputs`` into that of ``outputs``, of its shape."""
+    return Call(_SUM, _OF_ONE, inputs, outputs)
+
+
 class LayoutCopy(Call):
-    """Copies an array, the only one of ``inputs``, into that of ``outputs``, with its layout."""
+    """Copies an array, the only one of ``inputs``, into that of ``outputs``, of another shape."""
 
     settles = False
 

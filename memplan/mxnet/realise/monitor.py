@@ -12,8 +12,8 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 from memplan.errors import UsageError
 from memplan.mxnet.realise.bind import READER
 from memplan.mxnet.realise.explicit import step_nodes
-from memplan.mxnet.realise.imperative import wait_to_write
 from memplan.mxnet.realise.lowering import lower
+from memplan.mxnet.realise.placed_arrays import wait_to_write
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node, to_symbol
 from memplan.step.schedule import Schedule

@@ -57,7 +57,7 @@ def optimizer_named(name: str) -> mx.optimizer.Optimizer:
     """A new optimizer of this name; ArgumentError where MXNet has none."""
     if name.lower() not in mx.optimizer.Optimizer.opt_registry:
         names = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
-        raise ArgumentError(f"MXNet has no optimizer {name!r}; it has {names}")
+        raise ArgumentError(f"MXNet has no optimizer {shown(name)}; it has {names}")
     return mx.optimizer.create(name)
 
 

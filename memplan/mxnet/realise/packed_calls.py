@@ -22,7 +22,7 @@ from memplan.mxnet.realise.imperative import (
     Updates,
 )
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
-from memplan.mxnet.realise.layout_copy import LayoutCopy
+from memplan.mxnet.realise.layout_copy import LayoutCopy, copy_of
 from memplan.mxnet.realise.loop_copies import with_copies
 from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.lowering import Lowered
@@ -239,10 +239,9 @@ class Calls:
         node = self.lowered.nodes[self.lowered.schedule.ops[step]]
         if node.infos.inputs[place] != node.infos.outputs[k]:
             return None
-        # A sum of one term. MXNet's copy of an array has the usual layout.
         parts = self._handled([read[place]]), self._handled([written[k]])
         read[place] = written[k]
-        return Call("add_n", {"num_args": "1"}, *parts)
+        return copy_of(*parts)
 
     def _function(self, node: Node) -> str | Callable[..., Any]:
         if not is_made_of_symbol(node):

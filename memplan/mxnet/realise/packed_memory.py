@@ -12,8 +12,8 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, bundle, hand_over
-from memplan.mxnet.realise.imperative import (
-    AnyCall,
+from memplan.mxnet.realise.imperative import AnyCall
+from memplan.mxnet.realise.placed_arrays import (
     address_of,
     array_at,
     wait_to_read,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -96,29 +96,35 @@ _SPACES = 4
 # The gradients in single precision, and the copies in half precision of which they are made, where
 # an optimizer has no operator for half precision (update_multi_precision of MXNet's Optimizer):
 # for six parameters of 16 MB Adam took 1.1 of the former in the first steps, RMSProp 2.1, and both
-# took 2.1 to 3.1 from the third step on. Behind a step the table has none.
-_IN_SINGLE_PRECISION = _Arrays((0, 0, 0, 0), within=2, holes=1)
+# took 2.1 to 3.1 from the third step on. Behind a step Adam, RMSProp and Ftrl took 1, 4 to 8, 18 to
+# 22 and 65 to 69 (benchmarks/updates.py --arrays --half), of six parameters in a step 5.5 to 8.5,
+# of 24 Adam took 25, and AdaGrad took as many more than in single precision.
+_IN_SINGLE_PRECISION = _Arrays((1, 5, 20, 67), within=2, holes=1)
 
 
 def update_nbytes(traced: Trace, optimizer: str | mx.optimizer.Optimizer) -> int:
     """The bytes of what ``optimizer``, or one of this name, makes as it updates, and drops.
 
-    Nothing is counted for an update of the user's own, but within a step the gradient in single
-    precision that MXNet makes for it. ArgumentError for what is no optimizer.
+    Nothing is counted for an update of the user's own, but the gradients in single precision that
+    MXNet makes for it. ArgumentError for what is no optimizer.
     """
     optimizer = optimizer_of(optimizer)
     names = wanted(traced.grad_req)
-    sizes = sorted((_nbytes(traced, name, optimizer) for name in names), reverse=True)
     kind = next(each for each in type(optimizer).__mro__ if "update" in vars(each))
+
+    def sizes(names: Iterable[str]) -> list[int]:
+        return sorted((_nbytes(traced, name, optimizer) for name in names), reverse=True)
+
     if kind is optimizers.LAMB and not traced.form.updates:
-        return _SPACES * sum(sizes[: optimizer.aggregate_num])
-    arrays = _ARRAYS.get(kind)
-    if not traced.form.updates:
-        return 0 if arrays is None else arrays.nbytes_behind(sizes)
+        return _SPACES * sum(sizes(names)[: optimizer.aggregate_num])
     converted = [name for name in names if _is_converted(traced, name, optimizer)]
-    in_single = [_nbytes(traced, name, optimizer) for name in converted]
-    made = _IN_SINGLE_PRECISION.nbytes_within(in_single)
-    return made if arrays is None else made + arrays.nbytes_within(sizes)
+    made = _nbytes_made(traced, _IN_SINGLE_PRECISION, sizes(converted))
+    return made + (_nbytes_made(traced, _ARRAYS[kind], sizes(names)) if kind in _ARRAYS else 0)
+
+
+def _nbytes_made(traced: Trace, arrays: _Arrays, sizes: Sequence[int]) -> int:
+    """The bytes for parameters of these ``sizes``, where the step has them updated."""
+    return arrays.nbytes_within(sizes) if traced.form.updates else arrays.nbytes_behind(sizes)
 
 
 def _is_converted(traced: Trace, name: str, optimizer: mx.optimizer.Optimizer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -322,7 +323,8 @@ def scale_of(scale: Any) -> float:
     """
     value = scale.asnumpy() if isinstance(scale, mx.nd.NDArray) else scale
     number = plain(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
-    if not isinstance(number, int | float):
+    is_huge = isinstance(number, int) and abs(number) > sys.float_info.max
+    if not isinstance(number, int | float) or is_huge:
         raise ArgumentError(
             f"scale must be a number, got {shown(scale)}; with AMP it is what "
             f"amp.scale_loss(1.0, trainer) gives, else leave it out"

@@ -19,9 +19,11 @@ from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.withheld import check_fresh
 from memplan.mxnet.train.blocks.read_by import is_mxnets
 from memplan.mxnet.train.bound_step import BoundStep
+from memplan.mxnet.train.given_once import flag
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_pack
+from memplan.util.numbers import shown
 
 NDArray = Any
 Parameter = Any
@@ -40,8 +42,9 @@ class StepTrainer:
         self, trainer: gluon.Trainer | None, within: bool, ignore_stale_grad: bool
     ) -> None:
         if trainer is not None and not isinstance(trainer, gluon.Trainer):
-            raise ArgumentError(f"trainer must be a gluon.Trainer, got {trainer!r}")
-        self.trainer, self._ignore_stale_grad = trainer, ignore_stale_grad
+            raise ArgumentError(f"trainer must be a gluon.Trainer, got {shown(trainer)}")
+        self.trainer = trainer
+        self._ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         self._within = within
         self._batch_size = 1
         self._is_done = True
@@ -149,10 +152,10 @@ class StepTrainer:
             batch_size = sum(map(_first_dimension, batches))
         try:
             self.trainer._scale / batch_size  # what trainer.step would fail at, after the step
-        except (TypeError, ZeroDivisionError) as error:
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise ArgumentError(
                 f"batch_size must be a number other than 0, as the trainer divides the gradients "
-                f"by it; got {batch_size!r}"
+                f"by it; got {shown(batch_size)}"
             ) from error
         self._batch_size, self._is_done = batch_size, False
 
@@ -205,7 +208,7 @@ def _first_dimension(batch: Arrays) -> int:
     if not isinstance(first, mx.nd.NDArray) or not first.shape:
         raise ArgumentError(
             f"the batch size by which the trainer updates is the first dimension of the first "
-            f"input, and {type(first).__name__} {first!r} has none; inputs and labels must be "
+            f"input, and {type(first).__name__} {shown(first)} has none; inputs and labels must be "
             f"mx.nd (or mx.np) arrays, or tuples or lists of them"
         )
     return int(first.shape[0])

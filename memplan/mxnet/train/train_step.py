@@ -56,7 +56,7 @@ from memplan.mxnet.train.bound_step import (
     scale_of,
 )
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
-from memplan.mxnet.train.given_once import GivenOnce
+from memplan.mxnet.train.given_once import GivenOnce, flag
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
@@ -66,6 +66,7 @@ from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps, s
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
+from memplan.util.numbers import shown
 
 Parameter = Any
 Params = Mapping[str, Parameter]
@@ -94,8 +95,7 @@ class TrainStep:
       of arrays, between :meth:`forward` and :meth:`backward`.
     - ``budget`` (for one context; a share is one of each step), ``strategy``, ``time_limit``,
       ``costs`` and ``reserve`` are those of :func:`memplan.plan`.
-    - ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
-      network.
+    - ``realisation`` is "packed", "explicit" or "auto", the first of these that can train it.
     - ``unseen`` says how shapes after the first are planned: with a tenth of the work, from a
       schedule that is known ("plan"), or as "nearest" or "unplanned" (docs/training.md).
     - With ``keep_outputs`` the block's outputs stay in memory to the end of the step, in
@@ -105,8 +105,7 @@ class TrainStep:
       gradients; where the trainer cannot do that, a warning says why, and the step calls
       ``trainer.step`` at its end.
 
-    Raises ArgumentError for a block that is no HybridBlock, a loss that is no function, or a
-    trainer that is none.
+    Raises ArgumentError for arguments that cannot be used, such as a block that is no HybridBlock.
     """
 
     block, loss, keep_outputs = GivenOnce(), GivenOnce(), GivenOnce()
@@ -131,11 +130,12 @@ class TrainStep:
         if not runs_whole_steps(realisation) or realisation == UPDATING:
             raise ArgumentError(
                 f"realisation must be 'auto', 'packed' or 'explicit' for a Gluon block, got "
-                f"{realisation!r}: Gluon ignores what mirroring marks, and packed steps of "
+                f"{shown(realisation)}: Gluon ignores what mirroring marks, and packed steps of "
                 f"TrainStep(trainer=...) update the parameters as they are"
             )
         self._trainer = StepTrainer(trainer, may_pack(realisation), ignore_stale_grad)
-        self.block, self.loss, self.keep_outputs = block, loss, keep_outputs
+        self.block, self.loss = block, loss
+        self.keep_outputs = flag("keep_outputs", keep_outputs)
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
         self._planner = ShapePlanner(

@@ -221,7 +221,7 @@ def _sort(order, keys, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _placed(room, count, number, capacity, limit):  # type: ignore[no-untyped-def]
+def placed(room, count, number, capacity, limit):  # type: ignore[no-untyped-def]
     """Place buffers by ascending offset, on top of others, in the order of the form.
 
     The bytes, and what lies above the capacity, in bytes times sections: this ends above the limit.
@@ -295,7 +295,7 @@ def quick_nbytes(room, count, capacity):  # type: ignore[no-untyped-def]
     """The fewest bytes of all forms; what is least over the capacity, and the form of that."""
     fewest, least, best = np.int64(1 << 62), np.inf, 0
     for number in range(len(room.forms)):
-        nbytes, over = _placed(room, count, number, capacity, np.inf)
+        nbytes, over = placed(room, count, number, capacity, np.inf)
         fewest = min(fewest, nbytes)
         if over < least:
             least, best = over, number
@@ -339,10 +339,10 @@ def repack(model, state, room, task):  # type: ignore[no-untyped-def]
         other = form
         count, on_top = list_buffers(model, state, room, task.least_nbytes)
         allowed = task.capacity_nbytes - on_top
-        nbytes, over = _placed(room, count, other, allowed, least)
+        nbytes, over = placed(room, count, other, allowed, least)
         if over > least:
             other = int(nforms * unit(state))
-            nbytes, over = _placed(room, count, other, allowed, least)
+            nbytes, over = placed(room, count, other, allowed, least)
             made, squares = made + 1, squares + count * count
         made, squares = made + 1, squares + count * count
         if over > least:

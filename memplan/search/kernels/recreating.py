@@ -15,6 +15,7 @@ import numpy as np
 
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.arrays import Array
+from memplan.search.kernels.fitting import OVER, fit
 from memplan.search.kernels.model import (
     NBYTES,
     READ,
@@ -348,10 +349,10 @@ def _work(model, changes, looks):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-untyped-def]
+def recreate(model, state, room, ruins, fitting, best, spent, work):  # type: ignore[no-untyped-def]
     """Make attempts from the state of now for so much more ``work`` than was ``spent``.
 
-    The best within the budget goes into ``best``; how much is spent then.
+    The best within the budget that fits goes into ``best``; how much is spent then.
     """
     now, end = room.now, spent + work
     while spent < end and best.figures[BEST_SECONDS] > ruins.enough_seconds:
@@ -366,7 +367,8 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
         threshold = -heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
         # Most attempts end up too expensive: they are given up as soon as that is known. What
         # nothing reads any more must not count for that.
-        most_seconds = np.inf if now.totals[EXCESS] > 0 else now.seconds[0] + threshold
+        now_seconds = now.seconds[0] + fitting.now[OVER]
+        most_seconds = np.inf if now.totals[EXCESS] > 0 else now_seconds + threshold
         _take_back(model, state)
         length, room.looks[0] = state.totals[LENGTH], 0
         _recreate(model, state, most_seconds, room)
@@ -378,11 +380,15 @@ def recreate(model, state, room, ruins, best, spent, work):  # type: ignore[no-u
                 copy_state(state, now)
             continue
         _take_back(model, state)
-        if now.totals[EXCESS] > 0 or state.seconds[0] < now.seconds[0]:
+        if now.totals[EXCESS] > 0 or state.seconds[0] < now_seconds:
             spent += _work(model, _trim(model, state), 0)
         if state.seconds[0] > most_seconds:
             continue
+        over, placing = fit(model, state, fitting, most_seconds - state.seconds[0])
+        spent += placing
+        if over > most_seconds - state.seconds[0]:
+            continue
         copy_state(state, now)
-        if state.seconds[0] < best.figures[BEST_SECONDS]:
+        if over == 0.0 and state.seconds[0] < best.figures[BEST_SECONDS]:
             _keep(state, best)
     return spent

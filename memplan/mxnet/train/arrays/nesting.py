@@ -50,13 +50,27 @@ class Container:
 
 
 def as_inputs(x: Arrays) -> tuple[Any, ...]:
-    """The inputs of a block as a tuple of them."""
+    """The inputs of a block as a tuple of them; ArgumentError where that would be a shape."""
     is_one = x is None or _is_shape(x) or not isinstance(x, list | tuple)
-    return (x,) if is_one else tuple(x)
+    inputs = (x,) if is_one else tuple(x)
+    if _is_shape(inputs):
+        raise _no_array(inputs[0])
+    return inputs
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and value != () and all(isinstance(n, int) for n in value)
+    return isinstance(value, tuple) and value != () and all(map(_is_length, value))
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() < 64
+
+
+def _no_array(value: Any) -> ArgumentError:
+    return ArgumentError(
+        f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "
+        f"{type(value).__name__}"
+    )
 
 
 def specs_of(value: Any) -> Specs:
@@ -73,10 +87,7 @@ def specs_of(value: Any) -> Specs:
         fields = tuple(getattr(kind, "_fields", ())) if hasattr(kind, "_make") else ()
         name = kind.__module__, kind.__qualname__, fields
         return Container(kind, name, tuple(map(specs_of, value)))
-    raise ArgumentError(
-        f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them; got "
-        f"{type(value).__name__}"
-    )
+    raise _no_array(value)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -213,7 +224,10 @@ def contexts_of(value: Arrays) -> set[mx.Context]:
 
 
 def one_context(batch: Arrays) -> mx.Context:
-    """Where the arrays of ``batch`` are; ArgumentError if in several places, or in none."""
+    """Where the arrays of ``batch`` are; ArgumentError if they are none, or not in one place."""
+    for leaf in leaves(batch):
+        if not isinstance(leaf, mx.nd.NDArray):
+            raise _no_array(leaf)
     contexts = contexts_of(batch)
     if not contexts:
         raise ArgumentError("there are no arrays to train on")

@@ -49,6 +49,7 @@ from memplan.mxnet.train.blocks.unread_losses import (
     losses_by_output,
     refuse_unread_losses,
 )
+from memplan.util.numbers import shown
 
 Parameter = Any
 
@@ -211,7 +212,7 @@ def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
     check_block(block)
     losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
     if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
-        raise ArgumentError(f"loss must be a function, a list of them, or None; got {loss!r}")
+        raise ArgumentError(f"loss must be a function, a list of them, or None; got {shown(loss)}")
     return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
 
 
@@ -244,7 +245,9 @@ def _composed(
         if is_scripts_own(error) and not asked:
             warn_of_own_error(block, error)
             raise
-        raise cannot_take_symbols(culprit, error, is_loss=culprit is not block) from error
+        ninputs = len(inputs) if run is block else 1
+        is_loss = culprit is not block
+        raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
 
 
 def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:

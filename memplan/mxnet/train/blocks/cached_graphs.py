@@ -201,12 +201,27 @@ class KeptGraphs:
         names = graph.list_inputs()
         known = {**params, **named_parameters(root)}  # the block may have others of these names
         read = {name: known[name].var() for name in names if name in params}
+        _declare_shapes(read, known, graph)
         given = zip(variables, leaves(args), strict=True)
         # The graph has no variable for an input that the block ignores.
         given_of = {variable.name: symbol for variable, symbol in given if variable.name in names}
         # MXNet replaces a variable that is an output, unless no other node is one.
         outputs = mx.sym.Group([_in_loop(graph.as_nd_ndarray()), mx.sym.Variable(_LAST)])
         return _nested(root, outputs(**read | given_of))
+
+
+def _declare_shapes(
+    read: Mapping[str, Any], params: Mapping[str, Parameter], graph: mx.sym.Symbol
+) -> None:
+    """Let the variables in ``read`` have the shapes of those of ``graph``.
+
+    Those of ``params`` without a shape: a SymbolBlock gives them one in its first call.
+    """
+    unknown = [name for name in read if params[name].shape is None]
+    attributes = graph.attr_dict() if unknown else {}
+    for name in unknown:
+        if "__shape__" in attributes.get(name, {}):
+            read[name]._set_attr(__shape__=attributes[name]["__shape__"])
 
 
 def _calls(block: Block, forward: Callable[..., Any]) -> bool:

@@ -58,8 +58,9 @@ def declared(
 ) -> mx.sym.Symbol:
     """``symbol`` whose variables have the shapes and dtypes of the parameters as they are now.
 
-    Those that Gluon gave them may be older: of the time before a cast. They say that they are a
-    block's, and whether the step runs ``in_halves``.
+    Those that Gluon gave them may be older: of the time before a cast. A parameter of a SymbolBlock
+    that has not been called knows no shape, and its variable may. They say that they are a block's,
+    and whether the step runs ``in_halves``.
     """
     data = symbol_json.parse(symbol)
     for node in data["nodes"]:
@@ -72,7 +73,6 @@ def declared(
         parameter = params.get(node["name"])
         if parameter is not None:
             attrs["__dtype__"] = str(mx.nd.ndarray._DTYPE_NP_TO_MX[np.dtype(parameter.dtype).type])
-            attrs.pop("__shape__", None)
             shape = _shape(parameter)
             if shape is not None:
                 attrs["__shape__"] = str(shape)

@@ -48,10 +48,13 @@ def warn_of_own_error(block: Any, error: Exception) -> None:
         )
 
 
-def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> TraceError:
+def cannot_take_symbols(
+    culprit: Any, error: Exception, *, is_loss: bool, ninputs: int
+) -> TraceError:
     """That for which ``culprit``, a block or a loss, has raised this ``error`` with Symbols.
 
-    It names the innermost block of which code of the script's ran, and the line.
+    It names the innermost block of which code of the script's ran, and the line. ``ninputs`` is
+    how many inputs a TrainStep was called with, which may be meant for batches.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     called = {*_CALLED_BY_SCRIPTS, *sys.stdlib_module_names} - {"__main__"}
@@ -63,6 +66,11 @@ def cannot_take_symbols(culprit: Any, error: Exception, *, is_loss: bool) -> Tra
     name = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
     where = f"{place_of(*within[-1])} raises " if places else ""
     advice = _advice(is_loss=is_loss) if places else ""
+    if ninputs > 1 and isinstance(error, TypeError) and not (is_loss or places):
+        advice = (
+            f"; the {ninputs} arrays, which are on one context, are its inputs: if they are "
+            f"batches, make one of them (mx.nd.concat(*x, dim=0)), or load each to another context"
+        )
     return TraceError(
         f"{type(culprit).__name__} {name!r} cannot be called with Symbols, as hybridize() does: "
         f"{where}{type(error).__name__}: {error}{advice}"

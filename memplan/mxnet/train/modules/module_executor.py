@@ -279,19 +279,19 @@ class Executor(BoundArrays):
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""
         self._set(values)
-        if is_train:
-            if self._lacks_backward and (self._added or self.aux_dict):
-                warnings.warn(
-                    "a step trained without backward() being called: BatchNorm's statistics, and "
-                    "gradients that are added up, changed within forward, where MXNet changes them "
-                    "in backward; call forward(is_train=False) for outputs only, which are those "
-                    "of inference; a mirror plan, trained by mx.mod.Module, has those of training "
-                    "mode without a step",
-                    stacklevel=2,
-                )
-            self._lacks_backward = True
+        if is_train and self._lacks_backward and (self._added or self.aux_dict):
+            warnings.warn(
+                "a step trained without backward() being called: BatchNorm's statistics, and "
+                "gradients that are added up, changed within forward, where MXNet changes them "
+                "in backward; call forward(is_train=False) for outputs only, which are those "
+                "of inference; a mirror plan, trained by mx.mod.Module, has those of training "
+                "mode without a step",
+                stacklevel=2,
+            )
         self.operators.wait_for(self._outputs or ())
         executor = self.train() if is_train else self.infer()
+        # A step that was refused, or whose making was interrupted, has trained nothing.
+        self._lacks_backward = self._lacks_backward or is_train
         self.device.nruns += 1
         self._trained = self.device.nruns if is_train else -1
         if is_train:

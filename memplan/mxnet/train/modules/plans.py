@@ -30,6 +30,7 @@ from memplan.planning.realisation import (
 )
 from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
+from memplan.util.numbers import shown
 
 # Of nodes that are no operators, what they are called in messages.
 _KINDS = {"null": "variable"}
@@ -66,7 +67,7 @@ def planner_of_steps(
     """
     if given is not None and not isinstance(given, Plan):
         raise ArgumentError(
-            f"plan must be one that memplan.plan made or load_plan has read, got {given!r}"
+            f"plan must be one that memplan.plan made or load_plan has read, got {shown(given)}"
         )
     name = suited(realisation, contexts) if given is None else given.realisation
     if not runs_whole_steps(name):
