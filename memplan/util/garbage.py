@@ -1,15 +1,10 @@
-"""Python's collector of garbage: none while large structures are built, and whether it works."""
+"""No collection of garbage while large structures are built."""
 
 from __future__ import annotations
 
-import functools
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-#: That of Python's collector: "start" while it works.
-_phase = "stop"
 
 
 @contextmanager
@@ -28,19 +23,3 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def is_collecting() -> bool:
-    """Has the collector found what goes now, or what held that? Then it goes at any place."""
-    return _phase == "start"
-
-
-@functools.cache
-def hear_of_collections() -> None:
-    """From now on :func:`is_collecting` is known."""
-    gc.callbacks.append(_note)
-
-
-def _note(phase: str, _: Any) -> None:
-    global _phase
-    _phase = phase

@@ -249,7 +249,7 @@ def test_copies_in_full_precision_count() -> None:
 
 @pytest.mark.parametrize(
     ("realisation", "arrays"),
-    [("updating", 2 + 1), ("packed", 1 + (5 - 1) * 2 / 3), ("mirror", 1 + (5 - 1) * 2 / 3)],
+    [("updating", 2 + 1), ("packed", 1 + (8 - 1) * 2 / 3), ("mirror", 1 + (8 - 1) * 2 / 3)],
 )
 def test_gradients_in_full_precision_count_where_mxnet_makes_them_for_an_update(
     realisation: str, arrays: float

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +21,8 @@ from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.train.arrays.gradients import Gradients
 from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
-from memplan.mxnet.train.arrays.moved_out import move_out_for_good
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
-from memplan.util.garbage import hear_of_collections, is_collecting
 from memplan.util.heap import give_back_what_is_free, keep_large
 
 NDArray = Any
@@ -64,7 +60,6 @@ class Pool:
         #: By which autograd knew parameters in the steps that ran here before.
         self.earlier: Earlier = deque(maxlen=REMEMBERED)
         self._gradients: Gradients | None = None
-        self._thread = threading.current_thread()
         self._blocks: list[int] = []
         self._arrays_nbytes = self._of_inference_nbytes = 0
         # What the operators of the plans' steps take at most, and whether a step is bound.
@@ -72,20 +67,6 @@ class Pool:
         self._room = 0
         #: Is there a budget that inference must keep, too?
         self.is_limited = True
-        hear_of_collections()
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Move the gradients of the last packed step out of its array, which would stay for them.
-
-        Their handles change, which nobody must be about to hand to MXNet. So they stay there where
-        Python's collector finds the pool, at any place in any thread, or where a thread lets go of
-        it beside the one that trains; and at the end of the process.
-        """
-        is_elsewhere = self._thread is not threading.current_thread() and self._thread.is_alive()
-        if is_finalizing() or is_collecting() or is_elsewhere:
-            return
-        if self._gradients is not None and self.memory is not None:
-            move_out_for_good(self._gradients)
 
     def allow(self, plan: Plan) -> None:
         """All may take what the budget of ``plan`` leaves; without one, what the plan takes.
@@ -139,7 +120,6 @@ class Pool:
 
     def serve(self, gradients: Gradients) -> None:
         """The step that computes these runs next: those of the one before it are to be kept."""
-        self._thread = threading.current_thread()
         last, self._gradients = self._gradients, gradients
         if last is not None and last is not gradients:
             gradients.follow(last)

@@ -115,11 +115,11 @@ class Held:
         current.handle, other.handle = other.handle, handle
         return other
 
-    def move_out(self, copy: NDArray | None = None) -> None:
+    def move_out(self) -> None:
         """Give the parameter an array of its own for its gradient, with what that is now."""
         gradient = self.parameter._grad[self.place]
         is_fresh = self.data._fresh_grad
-        self.give(gradient.copy() if copy is None else copy)
+        self.give(gradient.copy())
         mark_variables([self.data], [gradient], "write")
         self.data._fresh_grad = is_fresh
         self.ours = None
@@ -171,14 +171,9 @@ class Gradients:
         for held in self._written:
             held.withheld = held.withheld or kinds.get((id(held.parameter), id(held.data)))
         ours = {id(held.data) for held in self._written}
-        for held in last.in_memory():
-            if id(held.data) not in ours:
+        for held in [] if last._is_lent else last._written:
+            if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
                 held.move_out()
-
-    def in_memory(self) -> list[Held]:
-        """Those that the parameters have in the memory of the step now."""
-        every = [] if self._is_lent else self._written
-        return [held for held in every if held.is_of_parameter() and held.is_ours()]
 
     def leave(self) -> None:
         """Before the memory of the step goes: the parameters keep their gradients outside of it.
