@@ -103,7 +103,7 @@ def kept_in_explicit(
     beside = {i: {t for t in beside[i] if not kept.isdisjoint(array_of[t])} for i in beside}
     forward = range(graph.nforward)
     if not any(beside.get(i) or nodes[i].op == SUM for i in forward):
-        return {}  # to find the layouts takes a twentieth of tracing
+        return {}  # to find the layouts takes a quarter of tracing
     turned = turned_arrays(graph, nodes, source_of)
     all_own, _ = own_layouts(graph, nodes, stock_order, source_of, turned)
     own = set[int]().union(*all_own)

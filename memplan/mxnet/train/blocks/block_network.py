@@ -245,7 +245,8 @@ def _composed(
         if is_scripts_own(error) and not asked:
             warn_of_own_error(block, error)
             raise
-        ninputs = len(inputs) if run is block else 1
+        are_arrays = run is block and all(isinstance(each, mx.sym.Symbol) for each in inputs)
+        ninputs = len(inputs) if are_arrays else 1
         is_loss = culprit is not block
         raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
 

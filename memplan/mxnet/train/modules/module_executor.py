@@ -289,8 +289,9 @@ class Executor(BoundArrays):
                 stacklevel=2,
             )
         self.operators.wait_for(self._outputs or ())
+        self._trained = -1
+        # A step that is refused, or whose making is interrupted, trains nothing.
         executor = self.train() if is_train else self.infer()
-        # A step that was refused, or whose making was interrupted, has trained nothing.
         self._lacks_backward = self._lacks_backward or is_train
         self.device.nruns += 1
         self._trained = self.device.nruns if is_train else -1
