@@ -134,7 +134,7 @@ class Rounds:
 
     def _unplanned_low(self) -> Array:
         """The unplanned step in the order in which little is alive, where it may have that."""
-        if self.match_ranges or self.nops > MOST_RECREATED:
+        if self.match_ranges or self.nops > MOST_RECREATED or not self.rules.reorder:
             return self.unplanned
         sequence = self._grouped(Schedule.sequence(self.graph, low_order(self.graph)))
         return sequence if self._legal(sequence) else self.unplanned

@@ -60,7 +60,8 @@ FAR_COST = 2.0
 # Where what is found costs so much more than the step, in steps, rounds recreate from slices, which
 # are the cheapest for what they are over: near the least memory of a recurrent network that ends
 # far below what begins with nothing. Set on LSTMs of 1,292 ops at 30 to 40% of the step, and of
-# 4,812 at 20% of the peak; in graphs of convolutions, whose plans cost less, it ends above.
+# 4,812 at 20% of the peak; in graphs of convolutions, whose plans mostly cost less, one such round
+# ended above. HRNet's at 30% costs more, and gains by them.
 FAR_OVERHEAD, SLICED_SHARE = 0.3, 0.3
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
 # in which it is packed attempt by attempt, and in blocks and of large graphs of the second, in
@@ -168,6 +169,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
         elif not roughly:
             return aim
     settle(search, budget_nbytes)
+    # What a round that packs ends with is judged as packed, so that the next may have more bytes.
     return (aim + budget_nbytes + 1) // 2 if kind.recreates else aim
 
 
