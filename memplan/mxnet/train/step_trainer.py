@@ -19,10 +19,10 @@ from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.withheld import check_fresh
 from memplan.mxnet.train.blocks.read_by import is_mxnets
 from memplan.mxnet.train.bound_step import BoundStep
-from memplan.mxnet.train.given_once import flag
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_pack
+from memplan.util.flags import flag
 from memplan.util.numbers import shown
 
 NDArray = Any

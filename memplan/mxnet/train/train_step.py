@@ -56,7 +56,7 @@ from memplan.mxnet.train.bound_step import (
     scale_of,
 )
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
-from memplan.mxnet.train.given_once import GivenOnce, flag
+from memplan.mxnet.train.given_once import GivenOnce
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
@@ -66,6 +66,7 @@ from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps, s
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
+from memplan.util.flags import flag
 from memplan.util.numbers import shown
 
 Parameter = Any
@@ -102,8 +103,7 @@ class TrainStep:
       :attr:`outputs`, for metrics.
     - With ``trainer`` a step does what ``trainer.step`` does, too, with its ``ignore_stale_grad``.
       A packed step updates each parameter as soon as its gradient is complete, and leaves no
-      gradients; where the trainer cannot do that, a warning says why, and the step calls
-      ``trainer.step`` at its end.
+      gradients; where the trainer cannot do that, a warning says why, and it ends by that call.
 
     Raises ArgumentError for arguments that cannot be used, such as a block that is no HybridBlock.
     """

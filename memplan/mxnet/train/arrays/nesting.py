@@ -68,8 +68,8 @@ def _is_length(value: Any) -> bool:
 
 def _no_array(value: Any) -> ArgumentError:
     return ArgumentError(
-        f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them (of a plan "
-        f"shapes, tuples of integers, too); got {type(value).__name__}"
+        f"inputs and labels must be mx.nd (or mx.np) arrays, or tuples or lists of them (plan() "
+        f"takes shapes, too: tuples of integers); got {type(value).__name__}"
     )
 
 
