@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -21,19 +21,23 @@ def bind(traced: Trace, symbol: mx.sym.Symbol, ctx: mx.Context) -> mx.executor.E
     return symbol.bind(
         ctx,
         arguments,
-        args_grad=zero_gradients(traced, ctx),
+        args_grad=zero_gradients(traced, ctx, wanted(traced.grad_req)),
         grad_req=dict(traced.grad_req),
         aux_states=states,
     )
 
 
-def zero_gradients(traced: Trace, ctx: mx.Context) -> Arrays:
-    """An array on ``ctx`` for every gradient that is wanted, row_sparse for sparse embeddings."""
+def zero_gradients(traced: Trace, ctx: mx.Context, names: Iterable[str]) -> Arrays:
+    """An array on ``ctx`` for the gradient of each of ``names``, row_sparse for sparse embeddings.
+
+    Make only what is kept: MXNet may free an array that is dropped at once after ``waitall``
+    returns, and a measurement that begins there would take it for one that stays.
+    """
     tables = {node.inputs[1][0].name for node in traced.nodes if is_sparse_embedding(node)}
     kinds = {name: "row_sparse" if name in tables else "default" for name in traced.shapes}
     return {
         name: mx.nd.zeros(traced.shapes[name], ctx, traced.dtypes[name], stype=kinds[name])
-        for name in wanted(traced.grad_req)
+        for name in names
     }
 
 

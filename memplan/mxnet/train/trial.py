@@ -145,14 +145,15 @@ def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
     ctx = mx.Context(*request["ctx"])
     packing = _packing(form, traced, schedule, request["packing"])
     arguments, states = random_arrays(traced, ctx)
-    sums = zero_gradients(traced, ctx)
-    if traced.form.spells_out_backward:
-        sums = {name: array for name, array in sums.items() if traced.grad_req[name] == "add"}
+    trained = wanted(traced.grad_req)
+    with_array = trained
+    if traced.form.spells_out_backward:  # other gradients are made in the step
+        with_array = [name for name in trained if traced.grad_req[name] == "add"]
+    gradients_given = zero_gradients(traced, ctx, with_array)
     growth = MemoryGrowth(ctx)
     update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
-    trained = wanted(traced.grad_req)
     within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
-    arrays = (arguments, states, sums)
+    arrays = (arguments, states, gradients_given)
     options = {"match_range": request["match_range"], "packing": packing}
     step, gradients, heads = _bound(traced, schedule, ctx, arrays, within, options)
 
