@@ -350,7 +350,12 @@ def search(
         else:
             cheapest(found, budget_nbytes, rounds)
     except KeyboardInterrupt:
+        before = found.first
         settle(found, budget_nbytes or 0)
         if not found.found.figures[BEST_LENGTH]:
-            raise
+            # What was over by a rough count, and was to be mended, may be all that there is.
+            found.offer(before, budget_nbytes)
+            settle(found, budget_nbytes or 0)
+            if not found.found.figures[BEST_LENGTH]:
+                raise
     return found.best()

@@ -14,7 +14,7 @@ import pytest
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
-from memplan.search import sequence_search, settling
+from memplan.search import rounds, sequence_search, settling
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
@@ -311,6 +311,30 @@ def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
     rounds.round(Round(False, 2.0, 0.3, recreates=True), budget)
     _settled(rounds, budget, budget, roughly=True)
     best = rounds.best()
+    assert best is not None
+    assert simulate(best).peak_nbytes <= budget
+
+
+def test_what_is_over_by_a_rough_count_only_is_not_lost_by_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first round that mends it is interrupted, before anything else is found."""
+    graph, budget, looks, recreate = unit_chain(16), 7 * UNIT, list[bool](), rounds.recreate
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        looks.append(roughly)
+        return 5 * UNIT if roughly else Live().excess(schedule, budget_nbytes)
+
+    def interrupted(*arguments: Any) -> float:
+        if looks:
+            raise KeyboardInterrupt
+        return recreate(*arguments)
+
+    monkeypatch.setattr(rounds, "recreate", interrupted)
+    stop = Stop.after(1e6, work=1e6)
+    options: dict[str, Any] = {"rules": RULES, "starts": [], "seed": 0, "stop": stop}
+    best = search(graph, budget, **options, rounds=None, excess=excess)
+    assert looks == [True, True, False]
     assert best is not None
     assert simulate(best).peak_nbytes <= budget
 
