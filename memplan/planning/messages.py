@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import FunctionType
 from typing import IO, Any
 
+from memplan.memory.packing import Packing
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
@@ -66,9 +69,15 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException):
             return _exception, (type(obj), obj.args, obj.__dict__)
-        if isinstance(obj, Schedule | TrainingGraph):  # without what they have worked out
+        if isinstance(obj, TrainingGraph):  # without what it has worked out
             fields = (getattr(obj, field.name) for field in dataclasses.fields(obj))
             return type(obj), tuple(fields)
+        if isinstance(obj, Schedule):
+            counts, sources = map(len, obj.reads), chain.from_iterable(obj.reads)
+            numbers = (_numbers(values) for values in (obj.ops, counts, sources, obj.heads))
+            return _schedule, (obj.graph, *numbers)
+        if isinstance(obj, Packing):
+            return _packing, (obj.nbytes, _numbers(chain(*obj.rows)), obj.bound_nbytes)
         if isinstance(obj, type | FunctionType):
             self.modules.add(obj.__module__)
             if obj.__module__ == "__main__":
@@ -90,6 +99,30 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, name: str) -> Any:
         return self._objects[name] if name in self._objects else StandIn(name)
+
+
+def _numbers(values: Iterable[int]) -> array[int]:
+    """Many integers in few bytes."""
+    return array("q", values)
+
+
+def _shared(numbers: array[int]) -> list[int]:
+    """The integers, of which equal ones are one object: a plan keeps thousands of few."""
+    shared: dict[int, int] = {}
+    return [shared.setdefault(number, number) for number in numbers]
+
+
+def _schedule(graph: TrainingGraph, *numbers: array[int]) -> Schedule:
+    ops, counts, sources, heads = map(_shared, numbers)
+    of_step = iter(sources)
+    reads = tuple(tuple(islice(of_step, count)) for count in counts)
+    return Schedule(graph, tuple(ops), reads, tuple(heads))
+
+
+def _packing(nbytes: int, rows: array[int], bound_nbytes: int) -> Packing:
+    numbers = _shared(rows)
+    keys = zip(numbers[::3], numbers[1::3], strict=True)
+    return Packing(nbytes, dict(zip(keys, numbers[2::3], strict=True)), bound_nbytes)
 
 
 def _exception(

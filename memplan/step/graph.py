@@ -65,7 +65,7 @@ class Handover(NamedTuple):
     alias: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operator call, forward or backward.
 
@@ -139,7 +139,9 @@ class Op:
         if not is_finite(seconds):
             return dataclasses.replace(self, seconds=seconds)  # which raises
         copy = object.__new__(Op)
-        copy.__dict__.update(self.__dict__, seconds=seconds)
+        for field in Op.__slots__:
+            object.__setattr__(copy, field, getattr(self, field))
+        object.__setattr__(copy, "seconds", seconds)
         return copy
 
     def renumbered(self, number_of: Mapping[int, int]) -> Op:
