@@ -223,6 +223,16 @@ def test_what_no_gradient_can_be_multiplied_by_is_no_scale(scale: Any) -> None:
     assert not strategy.asked
 
 
+@pytest.mark.parametrize("scale", [5e-324, -1e-310, mx.nd.array([1e-310], dtype="float64")])
+def test_a_scale_that_mxnet_does_not_read_is_named_before_the_step(scale: Any) -> None:
+    strategy = Counting([])
+    net = conv_net()
+    net.initialize(ctx=CPU)
+    with pytest.raises(ArgumentError, match="MXNet reads no number so near to 0"):
+        train_step(net, strategy=strategy)(*images(8), scale=scale)
+    assert not strategy.asked
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

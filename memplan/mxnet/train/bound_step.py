@@ -319,7 +319,7 @@ def check_mode() -> None:
 def scale_of(scale: Any) -> float:
     """The number that ``scale`` is, or has in it if it is an array; ArgumentError if there is none.
 
-    The script may write into its array later.
+    So it is where MXNet does not read the number. The script may write into its array later.
     """
     value = scale.asnumpy() if isinstance(scale, mx.nd.NDArray) else scale
     number = plain(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
@@ -328,6 +328,11 @@ def scale_of(scale: Any) -> float:
         raise ArgumentError(
             f"scale must be a number, got {shown(scale)}; with AMP it is what "
             f"amp.scale_loss(1.0, trainer) gives, else leave it out"
+        )
+    if 0.0 < abs(number) < sys.float_info.min:
+        raise ArgumentError(
+            f"scale is {number!r}, and MXNet reads no number so near to 0: it must be 0, or at "
+            f"least {sys.float_info.min}"
         )
     return number
 
