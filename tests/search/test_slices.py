@@ -14,6 +14,7 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
 from memplan.memory.memory import Live
+from memplan.search.choosing import Choosing
 from memplan.search.eager import better_order, mirrored_order, reordered
 from memplan.search.rounds import Rounds, Rules
 from memplan.search.segments import articulation_points
@@ -25,6 +26,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
+from memplan.strategies.spaces import Moves
 from memplan.util.remember import forget
 from memplan.util.stop import Stop
 
@@ -254,3 +256,12 @@ def test_equal_slices_are_made_once_unless_they_were_cut(monkeypatch: pytest.Mon
     assert nmade == 0
     assert again.work_left == pytest.approx(first.work_left)
     assert sliced_schedules(graph, budget, Stop(math.inf, work=1.0), reorder=True) != schedules
+
+
+def test_a_search_of_auto_begins_with_slices_where_no_drops_fit() -> None:
+    graph, budget = unrolled(40), 86 * UNIT
+    rules: dict[str, Any] = {"recompute_backward": False, "reorder": True, "seed": 0, "few": False}
+    assert Choosing(graph, **rules).solve(budget, Stop.after(1e5)) is None
+    problem = Problem(graph, budget, memory=Live())
+    found = problem.space.beginnings(problem, Stop.after(1e5), Moves())
+    assert any(validate(schedule, budget).valid for schedule in found)
