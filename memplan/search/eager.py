@@ -47,10 +47,11 @@ def reordered(graph: TrainingGraph, *, reorder: bool = True) -> Reordered:
     """The graph in its better order, which may be the one that it has, as it is without leave."""
     if not reorder:
         return Reordered(graph, range(len(graph.ops)), graph)
-    return remembered(graph, reordered, lambda: _reordered(graph, better_order(graph)))
+    return remembered(graph, reordered, lambda: in_order(graph, better_order(graph)))
 
 
-def _reordered(graph: TrainingGraph, order: Sequence[int]) -> Reordered:
+def in_order(graph: TrainingGraph, order: Sequence[int]) -> Reordered:
+    """The graph with its ops in this order."""
     if isinstance(order, range):
         return Reordered(graph, order, graph)
     place = {op: k for k, op in enumerate(order)}

@@ -17,12 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.search.chain import Chain, ChainPlans, Stored, corrected
-from memplan.search.eager import reordered
+from memplan.search.eager import Reordered, reordered
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
+from memplan.search.postponing import postponed
 from memplan.search.sliced_graph import SlicedGraph
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
+from memplan.util.remember import remembered
 from memplan.util.stop import Stop
 
 # So many cuts are tried. A cut may be this part of a slice away from where slices have equal bytes.
@@ -44,6 +46,9 @@ MOST_STEPS = 4
 # unrolled networks of 1,300 and 4,800 ops.
 WORK_BY_OPS, WORK_BY_CUBE = 2.0, 0.01
 
+# More work than all of that, by which it is counted where the clock alone ends it.
+MOST_WORK = 1e12
+
 # The cheapest is chosen for these parts of the budget; bytes over that, in budgets, cost so many
 # steps where nothing fits, and in what is only to begin with. Each is looked for in the chains that
 # are cheapest, so often.
@@ -51,8 +56,8 @@ SLACKS, EXCESS_SECONDS = (1.0, 0.98, 0.95), 5.0
 CHEAPEST_CHAINS, CORRECTIONS = 4, 4
 
 # So many chains are solved again, so often, with what sequences of their plans have turned out to
-# hold. Set on an LSTM at 30% of its step: 86% more time in 1.01 of the budget, where without it
-# the least that fits costs 131%, and the cheapest for what it is over 77% in 1.04.
+# hold. Set on an LSTM at 30% of its step, in the usual order: 86% more time in 1.01 of the budget,
+# where without it the least that fits costs 131%, and the cheapest for what it is over 77% in 1.04.
 CORRECTED_CHAINS, SOLUTIONS = 2, 4
 
 
@@ -63,6 +68,11 @@ class _Entry(NamedTuple):
     seconds: float
     ops: list[int]
     slices: SlicedGraph
+    sequences: _Sequences
+
+
+# The sequences of plans of a chain, by the parts of the budget that are held beside the plan.
+_Made = dict[int, _Entry | None]
 
 
 def sliced_schedules(
@@ -70,22 +80,45 @@ def sliced_schedules(
 ) -> list[Schedule]:
     """The cheapest within about the budget, and that which is cheapest for how far it is over.
 
-    Without backward ops there are none. With ``reorder`` backward ops may change their order.
+    Without backward ops there are none. With ``reorder`` backward ops may change their order. They
+    are remembered where ``stop`` did not cut them.
     """
     if graph.nforward == len(graph.ops) or budget_nbytes <= 0:
         return []
-    other = reordered(graph, reorder=reorder)
-    sequences = _Sequences(other.graph, stop)
-    entries = _entries(sequences, budget_nbytes)
-    corrected_entries = _corrected_entries(sequences, entries, budget_nbytes)
+    made: dict[tuple[int, bool], tuple[float, list[Schedule]]]
+    made = remembered(graph, sliced_schedules, dict)
+    work, schedules = made.get((budget_nbytes, reorder), (math.inf, []))
+    if work < stop.work_left:
+        stop.spend(work)  # so that a search goes on in the same way
+        return schedules
+    most = min(stop.work_left, MOST_WORK)
+    until = Stop(stop.deadline, work=most, part_of=stop)
+    schedules = list(_best_sliced(graph, budget_nbytes, until, reorder=reorder))
+    if until.work_left > 0.0 and not until.cut_by_clock:
+        made[budget_nbytes, reorder] = most - until.work_left, schedules
+    return schedules
+
+
+def _best_sliced(
+    graph: TrainingGraph, budget_nbytes: int, stop: Stop, *, reorder: bool
+) -> Iterator[Schedule]:
+    """The same, made anew: with sums begun later, which holds less, and in the usual order."""
+    orders = (postponed(graph, reorder=reorder), reordered(graph, reorder=reorder))
+    entries, corrected_entries = list[_Entry](), list[_Entry]()
+    for other in {tuple(each.order): each for each in orders}.values():
+        sequences = _Sequences(other, stop)
+        of_order = _entries(sequences, budget_nbytes)
+        entries += of_order
+        corrected_entries += _corrected_entries(sequences, of_order, budget_nbytes)
     best = [_ranked([*entries, *corrected_entries], budget_nbytes)[:1]]
     # Those of both: which one can be packed, nobody knows here.
     for some in (corrected_entries, entries):
         for aim in (slack * budget_nbytes for slack in SLACKS):
             fitting = [entry for entry in some if entry.peak_nbytes <= aim]
             best.append(_ranked(fitting or some, aim)[:1])
-    unique = {id(entry.ops): entry.ops for ranked in best for entry in ranked}
-    return [other.back(Schedule.sequence(other.graph, ops)) for ops in unique.values()]
+    unique = {id(entry.ops): entry for ranked in best for entry in ranked}
+    for entry in unique.values():
+        yield entry.sequences.schedule(entry.ops)
 
 
 def _ranked(entries: Sequence[_Entry], aim: float) -> list[_Entry]:
@@ -106,9 +139,10 @@ def _entries(sequences: _Sequences, budget_nbytes: int) -> list[_Entry]:
     entries: list[_Entry] = []
     for ngroups in NGROUPS:
         chains = list(_chains(sequences.graph, ngroups, budget_nbytes, sequences.stop))
+        made: dict[ChainPlans, _Made] = {plans: {} for _, plans in chains}
         for aim in (slack * budget_nbytes for slack in SLACKS):
             for slices, plans in _cheapest_chains(chains, aim):
-                entries += sequences.near(slices, plans, aim)
+                entries += sequences.near(slices, plans, aim, made[plans])
     return entries
 
 
@@ -139,10 +173,11 @@ def _cheapest_chains(
 
 
 class _Sequences:
-    """Makes the sequences of plans, and measures them."""
+    """Makes the sequences of plans in an order, and measures them."""
 
-    def __init__(self, graph: TrainingGraph, stop: Stop) -> None:
-        self.graph, self.stop, self.arrays = graph, stop, graph_arrays(graph)
+    def __init__(self, other: Reordered, stop: Stop) -> None:
+        self.other, self.graph, self.stop = other, other.graph, stop
+        self.arrays, graph = graph_arrays(other.graph), other.graph
         self.most_steps = MOST_STEPS * len(graph.ops)
         self.work = WORK_BY_OPS * len(graph.ops)
         self.seconds = np.array([op.seconds for op in graph.ops])
@@ -156,13 +191,22 @@ class _Sequences:
             return None
         steps = np.array(ops, dtype=np.int64)
         peak = int(replay(self.arrays, self.memory, steps, len(steps), 0, UNLIMITED)[1])
-        return _Entry(peak, float(self.seconds[steps].sum()), ops, slices)
+        return _Entry(peak, float(self.seconds[steps].sum()), ops, slices, self)
 
-    def near(self, slices: SlicedGraph, plans: ChainPlans, aim: float) -> Iterator[_Entry]:
-        """Of plans of a chain, sequences of about so many bytes."""
+    def schedule(self, ops: Sequence[int]) -> Schedule:
+        """A sequence as a schedule of the graph whose ops have another order here."""
+        return self.other.back(Schedule.sequence(self.graph, ops))
+
+    def near(
+        self, slices: SlicedGraph, plans: ChainPlans, aim: float, made: _Made | None = None
+    ) -> Iterator[_Entry]:
+        """Of plans of a chain, sequences of about so many bytes; those ``made`` are used again."""
+        made = {} if made is None else made
         held = plans.held_for(aim)
         for _ in range(CORRECTIONS):
-            entry = None if self.stop.is_over() else self.entry(slices, plans.plan(held))
+            if held not in made and not self.stop.is_over():
+                made[held] = self.entry(slices, plans.plan(held))
+            entry = made.get(held)
             if entry is None:
                 return
             yield entry

@@ -33,6 +33,7 @@ from memplan.search.rematerialize import inner_forward, recomputing_segments
 from memplan.search.rounds import Rules
 from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.search.sequence_search import compile_search, search
+from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
@@ -62,12 +63,9 @@ MOVES_PER_ROUND = 5000
 
 # What part of the time that is left a choice of drops gets, where live bytes are not what counts.
 EVICTING_SHARE = 0.7
-
-# What part of its time a bound gets in each aim, where live bytes are not what counts.
-REFINING_SHARE = 0.65
-
-# The same for large graphs, whose first program takes seconds.
-REFINING_SHARE_OF_LARGE = 0.8
+# What part of its time a bound gets in each aim, where live bytes are not what counts, and of large
+# graphs, whose first program takes seconds.
+REFINING_SHARE, REFINING_SHARE_OF_LARGE = 0.65, 0.8
 
 # What part of the usual effort a program gets whose live bytes are not what counts: for less than
 # the budget, where it proves nothing, or for blocks, which its schedules seldom fit.
@@ -253,7 +251,9 @@ class Sequences(Space):
             in_turns = _in_turns(problem.graph, moves)
             least = lowest(in_turns.graph, stop, most_seconds=problem.most_seconds)
             return [in_turns.back(least)]
-        return self._evicted(problem, stop, moves)
+        # Where no drops fit there is time for slices, of which a search has less.
+        evicted, limit = self._evicted(problem, stop, moves), problem.budget_nbytes
+        return evicted or sliced_schedules(problem.graph, limit, stop, reorder=moves.reorder)
 
     def _mirrored(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """Schedules that recompute what mirroring could.

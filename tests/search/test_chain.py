@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.graphs import UNIT, unit_chain
-from memplan.search.chain import ChainPlans, corrected
+from memplan.search.chain import Chain, ChainPlans, corrected
 from memplan.search.kernels.chain import PARTS
 from memplan.search.revolve import forward_steps
 from memplan.search.sliced_graph import SlicedGraph, descending
@@ -83,3 +84,37 @@ def test_a_plan_says_what_is_held_when(nslots: int) -> None:
             assert part.making_nbytes + more_making[s] == pytest.approx(making[s])
             ncompared += 1
     assert ncompared > len(plan)
+
+
+@examples(30)
+@given(st.integers(0, 2**32 - 1), st.floats(0.5, 3.0))
+def test_no_choice_is_cheaper_than_the_one_taken(seed: int, share: float) -> None:
+    """By the recurrence, over all cuts and parts of the budget, with what it says of less."""
+    random, n = np.random.default_rng(seed), 6
+    crossing, kept = random.integers(0, 4, (n, n, n)), random.integers(0, 4, (n, n))
+    read = np.cumsum(random.integers(0, 3, (n, n)), axis=1)
+    rows = (row.astype(float) for row in random.integers(1, 9, (5, n)))
+    seconds, running, keeping, waiting, backward = rows
+    chain = Chain(
+        seconds, 1.0 * crossing, running, keeping, 1.0 * kept, 1.0 * read, waiting, backward
+    )
+    plans = ChainPlans(chain, int(20 * share))
+    unit, known = plans.unit, plans.seconds
+    parts = [np.rint(nbytes / unit).astype(int) for nbytes in (crossing, kept, read)]
+
+    def choices(s: int, t: int, held: int) -> Iterator[float]:
+        own = max(waiting[t] + keeping[s], backward[s] - (read[s, t] - read[s, s]))
+        rest = held + parts[1][s, t]
+        if own <= unit * (PARTS - held) and rest <= PARTS:
+            yield seconds[s] + known[s + 1, t, rest]
+        for k in range(s + 1, t + 1):
+            need = waiting[t] + max(crossing[s, j, t] + running[j] for j in range(s, k))
+            more, dead = parts[0][s, k, t], parts[2][s, t] - parts[2][s, k - 1]
+            if need <= unit * (PARTS - held) and held + more <= PARTS:
+                before = known[s, k - 1, max(0, held - dead)]
+                yield seconds[s:k].sum() + known[k, t, held + more] + before
+
+    for s, t in itertools.combinations(range(n), 2):
+        for held in range(0, PARTS + 1, 7):
+            least = min(choices(s, t, held), default=np.inf)
+            assert known[s, t, held] == pytest.approx(least)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -13,21 +14,25 @@ from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
 from memplan.memory.memory import Live
+from memplan.search.choosing import Choosing
 from memplan.search.eager import better_order, mirrored_order, reordered
 from memplan.search.rounds import Rounds, Rules
 from memplan.search.segments import articulation_points
 from memplan.search.sequence_search import search
-from memplan.search.slices import sliced_schedules
+from memplan.search.slices import _Sequences, sliced_schedules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
+from memplan.strategies.spaces import Moves
+from memplan.util.remember import forget
 from memplan.util.stop import Stop
 
 
 def made(graph: TrainingGraph, budget_nbytes: int, *, reorder: bool = True) -> list[Schedule]:
+    forget(graph)  # what another test, or another constant, has made
     return sliced_schedules(graph, budget_nbytes, Stop.after(1e5), reorder=reorder)
 
 
@@ -227,3 +232,36 @@ def test_what_fits_is_not_lost_for_slices_that_do_not() -> None:
     rules, stop = Rules(recompute_backward=False, reorder=True, match_ranges=()), Stop.after(1e5)
     options: dict[str, Any] = {"seed": 0, "stop": stop, "rounds": 1, "excess": excess}
     assert search(graph, budget, rules=rules, starts=[start], **options) == start
+
+
+def test_equal_slices_are_made_once_unless_they_were_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, budget, nmade = unrolled(40), 100 * UNIT, 0
+    anew = _Sequences.entry
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal nmade
+        nmade += 1
+        return anew(*arguments)
+
+    monkeypatch.setattr(_Sequences, "entry", counting)
+    cut = Stop(math.inf, work=1.0)
+    sliced_schedules(graph, budget, cut, reorder=True)
+    assert cut.work_left < 0.0
+    nmade, all_work = 0, 1e9
+    first, again = Stop(math.inf, work=all_work), Stop(math.inf, work=all_work)
+    schedules = sliced_schedules(graph, budget, first, reorder=True)
+    assert nmade > 0
+    nmade = 0
+    assert sliced_schedules(graph, budget, again, reorder=True) == schedules
+    assert nmade == 0
+    assert again.work_left == pytest.approx(first.work_left)
+    assert sliced_schedules(graph, budget, Stop(math.inf, work=1.0), reorder=True) != schedules
+
+
+def test_a_search_of_auto_begins_with_slices_where_no_drops_fit() -> None:
+    graph, budget = unrolled(40), 86 * UNIT
+    rules: dict[str, Any] = {"recompute_backward": False, "reorder": True, "seed": 0, "few": False}
+    assert Choosing(graph, **rules).solve(budget, Stop.after(1e5)) is None
+    problem = Problem(graph, budget, memory=Live())
+    found = problem.space.beginnings(problem, Stop.after(1e5), Moves())
+    assert any(validate(schedule, budget).valid for schedule in found)

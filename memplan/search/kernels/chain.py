@@ -12,6 +12,8 @@ from memplan.util.compiled import compiled
 
 # What is held is counted in so many parts of the budget.
 PARTS = 240
+# So many of them are looked at together.
+BLOCK = 16
 
 
 @compiled
@@ -34,21 +36,31 @@ def _keep(chain, parts, unit, seconds, split, s, t):  # type: ignore[no-untyped-
 
 @compiled
 def _store(chain, parts, unit, seconds, split, s, t):  # type: ignore[no-untyped-def]
-    """Slices s to k - 1 run, what crosses cut k is stored; slices k to t are done before them."""
+    """Slices s to k - 1 run, what crosses cut k is stored; slices k to t are done before them.
+
+    The more is held, the more seconds all takes: a block of parts is only looked at where the
+    fewest that it may take are less than the most that are known.
+    """
     crossing, _, read = parts
-    passed, need = 0.0, 0.0
+    here = seconds[s, t]
+    passed, need, fitting = 0.0, 0.0, PARTS
     for k in range(s + 1, t + 1):
         passed += chain.seconds[k - 1]
-        here = chain.crossing_nbytes[s, k - 1, t] + chain.running_nbytes[k - 1]
-        need = max(need, here)
+        need = max(need, chain.crossing_nbytes[s, k - 1, t] + chain.running_nbytes[k - 1])
+        while fitting >= 0 and chain.waiting_nbytes[t] + need > unit * (PARTS - fitting):
+            fitting -= 1
         more, dead = crossing[s, k, t], read[s, t] - read[s, k - 1]
-        for held in range(PARTS + 1 - more):
-            if chain.waiting_nbytes[t] + need > unit * (PARTS - held):
-                break
-            last = seconds[k, t, held + more] + seconds[s, k - 1, max(0, held - dead)]
-            if passed + last < seconds[s, t, held]:
-                seconds[s, t, held] = passed + last
-                split[s, t, held] = k
+        behind, before = seconds[k, t], seconds[s, k - 1]
+        end = min(fitting, PARTS - more) + 1
+        for begin in range(0, end, BLOCK):
+            fewest = passed + (behind[begin + more] + before[max(0, begin - dead)])
+            if fewest >= here[min(begin + BLOCK, end) - 1]:
+                continue
+            for held in range(begin, min(begin + BLOCK, end)):
+                total = passed + (behind[held + more] + before[max(0, held - dead)])
+                if total < here[held]:
+                    here[held] = total
+                    split[s, t, held] = k
 
 
 @compiled
