@@ -36,9 +36,10 @@ class Gate:
 class Reader:
     """An op that reads a tensor right behind others, which so write over none of it.
 
-    ``nbytes`` and ``nelements`` are what it writes.
+    It is of this ``kind``; ``nbytes`` and ``nelements`` are what it writes.
     """
 
+    kind: str
     nbytes: int
     nelements: int
 
@@ -117,8 +118,8 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
     nobody reads the first: an anchor, which asks for its shape, reads it. An op that MXNet takes
     for a backward op, although it is none, can have no control dependencies: it gets a gate, a
-    copy of one of its inputs, that has them. What an op must not write over is read right after it.
-    Updates of parameters are put where they may run.
+    copy of one of its inputs, that has them. What an op must not write over is read right after it,
+    unless it is read later anyway. Updates of parameters are put where they may run.
 
     Raises ScheduleError for the schedule of another graph.
     """
@@ -134,9 +135,10 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
         graph.add_gate(op, gate)
     for op in sorted({schedule.ops[step] for step in with_anchor}):
         graph.add_anchor(op, additions.ndims[op])
-    for tensor, reader in additions.readers.items():
-        graph.add_reader(tensor, reader)
-    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor, additions.kept))
+    read_behind = _read_behind(schedule, additions.kept)
+    for tensor in sorted({tensor for pairs in read_behind.values() for tensor, _ in pairs}):
+        graph.add_reader(tensor, additions.readers[tensor])
+    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor, read_behind))
 
 
 def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering:
@@ -193,6 +195,25 @@ def _anchored(schedule: Schedule, must_be_read: Collection[int]) -> Iterator[int
             yield step
 
 
+def _read_behind(
+    schedule: Schedule, kept: Mapping[int, Sequence[int]]
+) -> dict[int, list[tuple[int, int]]]:
+    """For each step the tensors to be read right behind it, and the steps that have written them.
+
+    They are those ``kept`` that the step reads last.
+    """
+    result: dict[int, list[tuple[int, int]]] = {}
+    read_later: set[tuple[int, int]] = set()
+    for step in reversed(range(len(schedule.ops))):
+        op = schedule.graph.ops[schedule.ops[step]]
+        pairs = dict(zip(op.inputs, schedule.reads[step], strict=True))
+        last = [(t, pairs[t]) for t in kept.get(schedule.ops[step], ())]
+        if last := [pair for pair in last if pair not in read_later]:
+            result[step] = last
+        read_later.update(pairs.items())
+    return result
+
+
 class _Extended:
     """A graph to which gates, anchors and readers are added."""
 
@@ -233,10 +254,13 @@ class _Extended:
         producer = self.graph.ops[self.graph.producer[tensor]]
         name = f"{producer.name}_reader{self.graph.position[tensor]}"
         written = self._tensor(f"{name}[0]", reader.nbytes, reader.nelements)
-        self.readers[tensor] = Op(name, "slice", (tensor,), (written,))
+        self.readers[tensor] = Op(name, reader.kind, (tensor,), (written,))
 
     def lowered(
-        self, schedule: Schedule, with_anchor: set[int], kept: Mapping[int, Sequence[int]]
+        self,
+        schedule: Schedule,
+        with_anchor: set[int],
+        read_behind: Mapping[int, Sequence[tuple[int, int]]],
     ) -> Lowering:
         graph_ops: list[Op] = []
         origins: list[tuple[str, int]] = []
@@ -279,9 +303,8 @@ class _Extended:
             if step in with_anchor:
                 ops.append(anchor_of[index])
                 reads.append((step_of[step],))
-            for tensor in kept.get(index, ()):
-                place = self.graph.ops[index].inputs.index(tensor)
+            for tensor, source in read_behind.get(step, ()):
                 ops.append(reader_of[tensor])
-                reads.append((step_of[schedule.reads[step][place]],))
+                reads.append((step_of[source],))
         heads = tuple(step_of[step] for step in schedule.heads)
         return Lowering(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +19,8 @@ from helpers.training_runs import (
     stock_steps,
 )
 from memplan.errors import TraceError
+from memplan.mxnet.realise import in_place
+from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import annotate
 from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
@@ -111,19 +114,68 @@ def test_explicit_steps_train_slopes_whose_gradient_comes_from_a_convolution() -
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "tanh"])
-def test_a_sum_is_in_the_layout_that_it_has_unplanned_where_a_term_comes_again(kind: str) -> None:
+@pytest.mark.parametrize("is_reshaped", [False, True])
+def test_a_sum_is_in_the_layout_that_it_has_unplanned_where_a_term_comes_again(
+    kind: str, is_reshaped: bool
+) -> None:
     """MXNet keeps the gate, and writes the sum over the other term."""
     data = _convolution(mx.sym.Variable("img"), "conv")
     gate = getattr(mx.sym, kind)(data, name="gate")
+    if is_reshaped:
+        gate = mx.sym.reshape(mx.sym.reshape(gate, (-3, 0, 0)), (-1, 16, 8, 8))
     total = gate + mx.sym.BatchNorm(data, fix_gamma=False, name="first")
-    network = _loss(_convolution(mx.sym.BatchNorm(total, fix_gamma=False, name="bn"), "more"))
+    _has_the_bits_of_unplanned(total, again="gate", before="gate_backward")
+
+
+@pytest.mark.parametrize("kind", ["broadcast_minimum", "broadcast_mul"])
+def test_an_op_is_in_the_layout_that_it_has_unplanned_where_its_data_comes_again(kind: str) -> None:
+    """MXNet keeps the data, in a layout of oneDNN's, and so does not write over it."""
+    data = _convolution(mx.sym.Variable("img"), "conv")
+    other = mx.sym.Variable("other", shape=(1, 1, 8, 1))
+    result = getattr(mx.sym, kind)(data, other, name="op")
+    _has_the_bits_of_unplanned(result, again="conv", before="op_backward")
+
+
+def test_nothing_is_read_once_more_that_a_step_keeps() -> None:
+    data = _convolution(mx.sym.Variable("img"), "conv")
+    out = mx.sym.BatchNorm(data * mx.sym.sigmoid(data), fix_gamma=False)
+    traced = trace(_loss(_convolution(out, "more")), shapes=SHAPES, realisation="explicit")
+    lowered = lower(traced, Schedule.unplanned(traced.graph))
+    assert not [node.name for node in lowered.nodes if "reader" in node.name]
+
+
+def _has_the_bits_of_unplanned(out: Symbol, *, again: str, before: str) -> None:
+    """An explicit step does where an op runs again, before another one, of a BatchNorm of ``out``.
+
+    That rounds by the layout of ``out``.
+    """
+    network = _loss(_convolution(mx.sym.BatchNorm(out, fix_gamma=False, name="bn"), "more"))
     traced = trace(network, shapes=SHAPES, realisation="explicit")
     names = [op.name for op in traced.graph.ops]
     order = list(range(len(names)))
-    order.insert(names.index("gate_backward"), names.index("gate"))
+    order.insert(names.index(before), names.index(again))
     values = random_values(traced)
     planned = planned_steps(bound(traced, Schedule.sequence(traced.graph, order), values), 1)
     assert not differences(stock_steps(traced, values, 1), planned)
+
+
+@pytest.mark.parametrize("is_read_by_norm", [False, True])
+def test_layouts_are_looked_for_where_others_round_by_what_is_written_over_data(
+    monkeypatch: pytest.MonkeyPatch, is_read_by_norm: bool
+) -> None:
+    looked_for = []
+
+    def looking(*args: Any) -> Any:
+        looked_for.append(args)
+        return own_layouts(*args)
+
+    out = mx.sym.sin(_convolution(mx.sym.Variable("img"), "conv"))
+    out = mx.sym.BatchNorm(out, fix_gamma=False) if is_read_by_norm else out
+    traced = trace(_loss(_convolution(out, "more")), shapes=SHAPES, realisation="explicit")
+    own_layouts = in_place.own_layouts
+    monkeypatch.setattr(in_place, "own_layouts", looking)
+    kept = in_place.kept_in_explicit(traced.graph, traced.nodes, traced.stock_order)
+    assert bool(looked_for) == bool(kept) == is_read_by_norm
 
 
 @pytest.mark.parametrize("depth", [1, 2])

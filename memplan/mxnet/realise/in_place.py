@@ -9,15 +9,16 @@ What a PReLU's backward op writes over it reads once more, so that its numbers d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
-from memplan.mxnet.realise.estimate.varying_layouts import arrays
+from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own
 from memplan.mxnet.realise.kept_by_blocks import as_unplanned
 from memplan.mxnet.realise.shared_arrays import (
     are_readable,
     between_shapes,
     in_own_shape,
+    rounds_by_layout,
     turned_arrays,
 )
 from memplan.mxnet.trace.nnvm import Node
@@ -27,7 +28,7 @@ from memplan.mxnet.trace.operators import (
     writes_in_layout_of_place,
 )
 from memplan.mxnet.trace.sums import FALLBACK_SUM
-from memplan.step.graph import UPDATE, Op, TrainingGraph
+from memplan.step.graph import UPDATE, Handover, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import Arena, replay
 
@@ -87,43 +88,57 @@ def kept_in_training(
 
 def kept_in_explicit(
     graph: TrainingGraph, nodes: Sequence[Node], stock_order: Sequence[int]
-) -> dict[int, set[int]]:
+) -> dict[int, dict[int, bool]]:
     """For each forward op over whose inputs an explicit step must not write: which these are.
 
-    Some are in layouts of oneDNN's, and a block keeps them unplanned, though the backward pass of
-    the step does not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). The others are terms
-    in the usual layout of sums that are in one of oneDNN's unplanned: a plan may have them die
-    there, or a block keep them unplanned. None that is read in several shapes, as oneDNN's slice
-    knows only that of the layout, or has too many dimensions for it.
+    They would leave it in another layout than it has unplanned, by which others round: a plan may
+    have them die there, or a block keep them unplanned, though the backward pass of the step does
+    not read them (:mod:`memplan.mxnet.realise.kept_by_blocks`). And for each of them: can a slice
+    read it? Not if it is read in several shapes, as oneDNN's slice knows only that of the layout,
+    or has too many dimensions for it. Others would have copies of what is in a layout of oneDNN's,
+    so that such an array is left out where no slice can read it.
     """
-    array_of = arrays(graph)
-    kept = set(as_unplanned(graph, nodes).heads).difference(graph.heads)
-    source_of = overwritten(graph, nodes, stock_order)
-    beside = _beside(graph, nodes, stock_order, source_of) if kept else {}
-    beside = {i: {t for t in beside[i] if not kept.isdisjoint(array_of[t])} for i in beside}
-    forward = range(graph.nforward)
-    if not any(beside.get(i) or nodes[i].op == SUM for i in forward):
+    counting = list(_whose_layout_counts(graph, nodes))
+    if not counting:
         return {}  # to find the layouts takes a quarter of tracing
+    source_of, array_of = overwritten(graph, nodes, stock_order), arrays(graph)
     turned = turned_arrays(graph, nodes, source_of)
     all_own, _ = own_layouts(graph, nodes, stock_order, source_of, turned)
-    own = set[int]().union(*all_own)
     shapes = [info.shape if info else None for node in nodes for info in node.infos.outputs]
-    result = {}
-    for index in forward:
-        found = {t for t in beside.get(index, ()) if not own.isdisjoint(array_of[t])}
-        found |= _usual_terms(nodes[index], graph.ops[index], all_own[index], source_of)
-        if sliced := {t for t in found if _may_be_sliced({shapes[each] for each in array_of[t]})}:
-            result[index] = sliced
+    result: dict[int, dict[int, bool]] = {}
+    for index, handover in counting:
+        op, own = graph.ops[index], all_own[index]
+        source, taken = op.inputs[handover.input], source_of.get(op.outputs[handover.output])
+        is_own_elsewhere = nodes[index].op == SUM and bool(own)
+        if (source in own) == (is_own_elsewhere if taken is None else taken in own):
+            continue
+        is_sliced = _may_be_sliced({shapes[tensor] for tensor in array_of[source]})
+        if is_sliced or source not in own:
+            result.setdefault(index, {})[source] = is_sliced
     return result
 
 
-def _usual_terms(
-    node: Node, op: Op, own: Collection[int], source_of: Mapping[int, int]
-) -> set[int]:
-    """The other term of a sum that is in a layout of oneDNN's, as one in ``own`` is; else none."""
-    taken = source_of.get(op.outputs[0])
-    leaves_own = bool(own) if taken is None else taken in own
-    return {*op.inputs}.difference(own) if node.op == SUM and leaves_own else set()
+def _whose_layout_counts(
+    graph: TrainingGraph, nodes: Sequence[Node]
+) -> Iterator[tuple[int, Handover]]:
+    """The hand-overs of forward ops that may leave an output in a layout that others round by.
+
+    That is a layout of oneDNN's or the usual one, as what it is written over. Others compute by it,
+    or write over it in turn; outputs of the network are a script's.
+    """
+    own, counting = may_be_own(graph, nodes), {*graph.heads}
+    for op, node in reversed([*zip(graph.ops, nodes, strict=True)]):
+        if rounds_by_layout(node):
+            counting.update(op.inputs)
+        for place, output, _ in op.handovers:
+            if op.outputs[output] in counting:
+                counting.add(op.inputs[place])
+    for index, op in enumerate(graph.ops[: graph.nforward]):
+        may_vary = nodes[index].op == SUM or writes_in_layout_of_place(nodes[index])
+        if may_vary and not own.isdisjoint(op.inputs):
+            for handover in op.handovers:
+                if op.outputs[handover.output] in counting and not handover.alias:
+                    yield index, handover
 
 
 def _may_be_sliced(shapes: Collection[tuple[int, ...] | None]) -> bool:

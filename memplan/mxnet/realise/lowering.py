@@ -51,11 +51,12 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
     """``schedule`` as :func:`memplan.memory.lowering.lowered` has it, with its nodes."""
     lowering = lowered(_additions(trace), schedule)
     gated = {op: _gated(trace.nodes[op]) for kind, op in lowering.origins if kind == GATE}
+    readers = _readers(trace)
     nodes: list[Node] = []
     index_of: dict[Node, int] = {}
     for place, (kind, op) in enumerate(lowering.origins):
         if kind == READER:
-            nodes.append(_reader(trace, op))
+            nodes.append(readers[op])
             continue
         node = trace.nodes[op]
         if kind == OP:
@@ -93,40 +94,53 @@ def _additions(trace: Trace) -> Additions:
             if names:
                 weights_read[kind, op] = names
     unread = () if trace.form.in_one_array else enumerate(trace.nodes)
-    kept = {} if trace.form.in_one_array else _kept(trace)
-    read = {tensor for tensors in kept.values() for tensor in tensors}
-    written = {tensor: _reader(trace, tensor).infos.outputs[0] for tensor in sorted(read)}
     return Additions(
         ndims,
         gates={op: _gate(node) for op, node in gated.items()},
         must_be_read=frozenset(op for op, node in unread if must_be_read(node)),
-        kept=kept,
-        readers={t: Reader(info.nbytes, info.nelements) for t, info in written.items() if info},
+        kept={op: tuple(sorted(tensors)) for op, tensors in _kept(trace).items()},
+        readers={
+            tensor: Reader(node.op, info.nbytes, info.nelements)
+            for tensor, node in _readers(trace).items()
+            for info in node.infos.outputs
+            if info
+        },
         weight_of={op: weight.name for op, weight in weights.items()},
         weights_read=weights_read,
     )
 
 
-def _kept(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """What ops must not write over in an executor."""
-    if trace.device_type != "cpu" or not trace.by_onednn:
+def _kept(trace: Trace) -> dict[int, dict[int, bool]]:
+    """What ops must not write over in an executor, and what of that a slice can read."""
+    if trace.form.in_one_array or trace.device_type != "cpu" or not trace.by_onednn:
         return {}
     graph, order = trace.graph, trace.stock_order
-    kept = remembered(graph, "kept", lambda: kept_in_explicit(graph, trace.nodes, order))
-    return {op: tuple(sorted(tensors)) for op, tensors in kept.items()}
+    return remembered(graph, "kept", lambda: kept_in_explicit(graph, trace.nodes, order))
 
 
-def _reader(trace: Trace, tensor: int) -> Node:
+def _readers(trace: Trace) -> dict[int, Node]:
+    """What reads each tensor that is not to be written over, in their order."""
+    kept: dict[int, bool] = {}
+    for tensors in _kept(trace).values():
+        kept.update(tensors)
+    return {tensor: _reader(trace, tensor, is_sliced=kept[tensor]) for tensor in sorted(kept)}
+
+
+def _reader(trace: Trace, tensor: int, *, is_sliced: bool) -> Node:
     """What reads a tensor that is not to be written over.
 
-    A slice: oneDNN reads any of its layouts, where another op would have a copy of the array.
+    A slice: oneDNN reads any of its layouts, where another op would have a copy of the array. Where
+    it cannot, the array is in the usual layout, and its shape is asked for.
     """
     producer, k = trace.nodes[trace.graph.producer[tensor]], trace.graph.position[tensor]
-    info = producer.infos.outputs[k]
+    info, name = producer.infos.outputs[k], f"{producer.name}_reader{k}"
     assert info is not None
-    part = EntryInfo((1, *info.shape[1:]), info.dtype, info.itemsize)
-    attrs = {"begin": "(0,)", "end": "(1,)"}
-    name = f"{producer.name}_reader{k}"
+    if not is_sliced:
+        sizes = EntryInfo((len(info.shape),), "int64", 8)
+        return Node("shape_array", name, inputs=[(producer, k)], infos=Infos((info,), (sizes,)))
+    shape = tuple(n if axis == 1 else min(n, 1) for axis, n in enumerate(info.shape))
+    part = EntryInfo(shape, info.dtype, info.itemsize)
+    attrs = {"begin": str((0,) * len(shape)), "end": str(shape)}
     return Node("slice", name, attrs, [(producer, k)], infos=Infos((info,), (part,)))
 
 
