@@ -309,7 +309,7 @@ def test_what_is_ended_from_outside_leaves_no_files(
         while process.poll() is None and not any(made.glob("tmp*")):
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(60) == 143
+        assert process.wait(600) == 143
     finally:
         process.kill()
         process.wait()

@@ -164,7 +164,7 @@ def test_ctrl_c_while_modules_are_imported(module: str) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "Interrupted.\n")

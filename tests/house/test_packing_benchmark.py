@@ -36,7 +36,7 @@ def printed(folder: Path, **files: str) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 

@@ -17,6 +17,7 @@ import pytest
 
 import memplan
 from helpers.amounts import long_except
+from helpers.ended import has_ended
 from helpers.networks import Network, residual_net
 from helpers.odd_strategies import Changing, Odd
 from helpers.planning import quick
@@ -291,7 +292,7 @@ memplan.plan(net, strategy=Odd("sleep", {str(path)!r}), **shapes)
         while not path.exists() or not path.read_text():
             assert process.poll() is None
             time.sleep(0.1)
-        number = path.read_text()
+        number = int(path.read_text())
         process.kill()
-    while Path("/proc", number).exists():  # for at most as long as a test may take
+    while not has_ended(number):  # for at most as long as a test may take
         time.sleep(0.1)

@@ -35,7 +35,8 @@ def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:
     net, _ = residual_net(size=32, units=3)
-    given = {"strategy": "memonger", "costs": COSTS, "data": ("N", 3, 32, 32), **options}
+    given = {"strategy": "memonger", "costs": COSTS, "data": ("N", 3, 32, 32)}
+    given |= {"time_limit": NEVER_SECONDS} | options
     return memplan.max_batch_size(net, budget, **given)
 
 
@@ -101,6 +102,7 @@ def test_more_overhead_than_usual_may_be_accepted() -> None:
     for _ in range(24):
         hidden = mx.sym.sin(hidden)
     options = {"strategy": "evict:patience=20", "realisation": "packed", "data": ("N", 16)}
+    options["time_limit"] = NEVER_SECONDS
     net = mx.sym.MakeLoss(mx.sym.sum(hidden))
     less = memplan.max_batch_size(net, "256KiB", **options)
     more = memplan.max_batch_size(net, "256KiB", max_overhead=20.0, **options)

@@ -19,7 +19,7 @@ import pytest
 
 import memplan
 from helpers.networks import hinted_resnet, residual_net
-from helpers.planning import ROOFLINE, NoDataclass, flagged, quick
+from helpers.planning import NEVER_SECONDS, ROOFLINE, NoDataclass, flagged, quick
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import trace
@@ -307,7 +307,9 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
 
 def test_a_plan_that_costs_no_more_than_the_bound_is_optimal(network: Any) -> None:
     net, shapes = network
-    job = Job.prepare(net, realisation="explicit", costs=ROOFLINE, **shapes)
+    job = Job.prepare(
+        net, realisation="explicit", costs=ROOFLINE, time_limit=NEVER_SECONDS, **shapes
+    )
     limit = int(0.8 * simulate(Schedule.unplanned(job.graph)).peak_nbytes)
     problem = Problem(job.graph, limit)
     outcome = NoDataclass(Evict(patience=20).solve(problem))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import memplan
+from helpers.ended import has_ended
 from helpers.networks import residual_net
 from helpers.odd_strategies import Odd
 from helpers.script import printed_by, script
@@ -192,6 +193,7 @@ def test_where_no_thread_can_be_started_it_ends_and_the_plan_is_there(
 def test_it_ends_with_the_process_that_trains() -> None:
     code = """
 import memplan
+from helpers.ended import has_ended
 from helpers.networks import residual_net
 from memplan.planning import process
 net, shapes = residual_net(batch=8, size=16, units=4, filters=8)
@@ -199,7 +201,7 @@ memplan.plan(net, strategy="chen_greedy", **shapes)
 print(process._WAITING[0].popen.pid, flush=True)
 """
     found = int(script(code).communicate(timeout=600)[0])
-    until(lambda: is_gone(found))
+    until(lambda: has_ended(found))
 
 
 @pytest.mark.long
@@ -209,6 +211,7 @@ def test_stdin_may_be_closed() -> None:
 import os
 os.close(0)
 import memplan
+from helpers.ended import has_ended
 from helpers.networks import residual_net
 net, shapes = residual_net(batch=8, size=16, units=4, filters=8)
 print(memplan.plan(net, strategy="chen_greedy", **shapes).status.name, flush=True)

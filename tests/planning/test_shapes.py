@@ -16,6 +16,7 @@ import pytest
 
 from helpers.buckets import network
 from helpers.networks import residual_net
+from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError
 from memplan.planning import job as planning_job
 from memplan.planning import shapes
@@ -49,8 +50,8 @@ class Noted:
 
 def planner(**options: Any) -> ShapePlanner:
     Noted.asked.clear()
-    given = {"budget": "80%", "strategy": Noted(), "realisation": "packed", **options}
-    return ShapePlanner(**given)
+    given = {"budget": "80%", "strategy": Noted(), "realisation": "packed"}
+    return ShapePlanner(**(given | {"time_limit": NEVER_SECONDS} | options))
 
 
 def planned(by: ShapePlanner, size: int) -> Plan:
@@ -151,9 +152,9 @@ def test_another_plan_is_as_good_as_one_of_its_own(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shapes, "DEARER", math.inf)  # plans of a quick strategy may be poor
-    by = planner(time_limit=30)
+    by = planner()
     first, other = planned(by, 16), planned(by, size)
-    assert [problem.time_limit <= 3 for problem in Noted.asked] == [False, True]
+    assert [problem.time_limit <= 0.1 * NEVER_SECONDS for problem in Noted.asked] == [False, True]
     assert Noted.asked[1].start is not None
     assert other.total_nbytes <= other.budget_nbytes == first.budget_nbytes
     assert other.overhead <= own(size, first.budget_nbytes).overhead + 0.01
@@ -163,10 +164,10 @@ def test_where_the_other_schedule_never_fits_the_strategy_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("memplan.planning.shapes.mended", lambda *_, **__: None)
-    by = planner(time_limit=30)
+    by = planner()
     planned(by, 16)
     planned(by, 18)
-    assert [problem.time_limit > 3 for problem in Noted.asked] == [True, True]
+    assert [problem.time_limit > 0.1 * NEVER_SECONDS for problem in Noted.asked] == [True, True]
 
 
 @pytest.mark.parametrize(("dearer", "nsearches"), [(math.inf, 1), (-math.inf, 2)])

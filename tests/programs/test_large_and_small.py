@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from helpers.planning import NEVER_SECONDS
 from memplan.programs.flag_refinement import refine_flags
 from memplan.programs.moment_program import MomentProgram
 from memplan.programs.moments import Moments
@@ -50,7 +51,9 @@ def test_a_moment_proves_nothing_that_is_wrong(solver: str) -> None:
     assert budget == 3 * GB + 8
     for t in range(len(ops)):
         with Program(solver) as program:
-            bound = MomentProgram(Moments(graph), [t], budget, program).bound(Stop.after(60))
+            bound = MomentProgram(Moments(graph), [t], budget, program).bound(
+                Stop.after(NEVER_SECONDS)
+            )
         assert bound.seconds <= schedule.seconds
 
 
@@ -71,11 +74,11 @@ def test_stages_prove_nothing_that_is_wrong(solver: str) -> None:
     budget = simulate(schedule).peak_nbytes
     assert budget == 3_300_000_128
     with Program(solver) as solver_program:
-        program = StageProgram(graph, budget, solver_program, stop=Stop.after(60))
+        program = StageProgram(graph, budget, solver_program, stop=Stop.after(NEVER_SECONDS))
         for t in range(program.first, program.last + 1):
             for k in range(t + 1):
                 program.add_row(t, k)
-        solved = solver_program.solve(Stop.after(60))
+        solved = solver_program.solve(Stop.after(NEVER_SECONDS))
     assert not solved.infeasible
     assert program.seconds(solved.bound) <= schedule.seconds
 
@@ -98,5 +101,5 @@ def test_flags_prove_nothing_that_is_wrong(solver: str) -> None:
     budget = 13 * many + 8
     optimum = BruteForceFlags().solve(Problem(graph, budget, space=Flags())).schedule
     assert optimum is not None
-    for fact in refine_flags(graph, budget, Stop.after(60), Proving(solver=solver)):
+    for fact in refine_flags(graph, budget, Stop.after(NEVER_SECONDS), Proving(solver=solver)):
         assert fact.bound_seconds <= optimum.seconds

@@ -73,7 +73,7 @@ class Measured(MirrorProgram):
         self.program.model.objective = mip.LinExpr(
             [variables[number] for number in terms], list(terms.values())
         )
-        solved = self.program.solve(Stop.after(600), relax=True)
+        solved = self.program.solve(Stop.after(NEVER_SECONDS), relax=True)
         assert solved.values is not None
         return [row.value(dict(enumerate(solved.values))) for row in self.rows]
 
@@ -168,7 +168,7 @@ def test_what_fits_to_the_byte_is_not_proved_infeasible(
     peaks = [simulate(mirror(graph, frozenset(flags))).peak_nbytes for flags in sets]
     for budget in sorted({peak for peak in peaks if peak < peaks[0]}):
         taken["fits"] += 1
-        refined = refine_flags(graph, budget, Stop.after(3600.0), Proving())
+        refined = refine_flags(graph, budget, Stop.after(NEVER_SECONDS), Proving())
         assert not any(math.isinf(found.bound_seconds) for found in refined)
 
 
@@ -231,7 +231,7 @@ def test_the_objective_is_the_time_of_the_copies(
     graph, flags = flagged
     program = MirrorProgram(graph, 10**6, Program())
     fix(program, flags)
-    seconds = program.program.solve(Stop.after(60), relax=True).value / program.scale
+    seconds = program.program.solve(Stop.after(NEVER_SECONDS), relax=True).value / program.scale
     assert seconds == pytest.approx(mirror(graph, flags).seconds - graph.seconds, abs=1e-6)
 
 
@@ -294,7 +294,7 @@ def test_solutions_that_are_forbidden_do_not_come_again(solver: str) -> None:
     found = []
     bounds = []
     for _ in range(3):
-        solution = program.solve(Stop.after(10))
+        solution = program.solve(Stop.after(NEVER_SECONDS))
         assert not solution.infeasible
         assert solution.flags is not None
         found.append(solution.flags)
@@ -311,7 +311,7 @@ def test_a_budget_below_one_op_is_infeasible(solver: str) -> None:
     graph = unit_chain(3)
     program = MirrorProgram(graph, 2 * UNIT - 1, Program(solver))
     program.add_moment(graph.nforward)
-    solution = program.solve(Stop.after(10))
+    solution = program.solve(Stop.after(NEVER_SECONDS))
     assert solution.infeasible
     assert solution.flags is None
     assert solution.bound_seconds == 0.0

@@ -58,7 +58,9 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
         moments, data.draw(st.lists(st.sampled_from(range(len(graph.ops))), min_size=1))
     )
     with Program("CBC") as program:
-        several = MomentProgram(moments, chosen, budget, program).bound(Stop.after(60), relax=False)
+        several = MomentProgram(moments, chosen, budget, program).bound(
+            Stop.after(NEVER_SECONDS), relax=False
+        )
     for bound in (moment_bound(moments, budget, Stop(math.inf)), several):
         if outcome.schedule is None:
             taken["impossible"] += 1
@@ -84,7 +86,7 @@ def test_several_moments_say_no_less_than_each_of_them(
         with Program() as program:
             return (
                 MomentProgram(moments, ops, budget, program)
-                .bound(Stop.after(60), relax=True)
+                .bound(Stop.after(NEVER_SECONDS), relax=True)
                 .seconds
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.graphs import unit_chain
+from helpers.planning import NEVER_SECONDS
 from helpers.script import printed_by
 from memplan.programs.solver import SOLVERS, Program, _look_up_destructor, new_model
 from memplan.strategies import create
@@ -130,7 +131,7 @@ def test_strategies_free_their_models(
         delete(self)
         alive.remove(id(self))
 
-    strategy = create(name, realisation=realisation, time_limit=10)
+    strategy = create(name, realisation=realisation, time_limit=NEVER_SECONDS)
     gc.collect()
     monkeypatch.setattr(solver_class, "__init__", counted)
     monkeypatch.setattr(solver_class, "__del__", uncounted)

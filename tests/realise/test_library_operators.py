@@ -69,7 +69,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("library") / "library.so"
     sources = [ROOT / "tests/helpers/library.cc", mxnet / "src/lib_api.cc"]
     options = ["-shared", "-fPIC", "-std=c++11", "-I", mxnet / "include", "-o", path]
-    subprocess.run(["g++", *sources, *options], check=True, timeout=300)
+    subprocess.run(["g++", *sources, *options], check=True, timeout=600)
     return path
 
 

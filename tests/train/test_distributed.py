@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def launch(arguments: list[str], seconds: float = 600) -> tuple[int, str]:
     )
     try:
         output, _ = launcher.communicate(timeout=seconds + 20)
-        assert not alive(launcher.pid), f"processes are left behind: {output}"
+        assert is_gone(launcher.pid), f"processes are left behind: {output}"
     finally:
         if alive(launcher.pid):
             os.killpg(launcher.pid, signal.SIGKILL)
@@ -44,6 +45,15 @@ def alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def is_gone(group: int) -> bool:
+    """Have all processes of this group ended? The child of one that is killed ends after it."""
+    for _ in range(600):
+        if not alive(group):
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def train(api: str, folder: Path, *more: str) -> list[Weights]:

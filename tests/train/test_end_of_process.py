@@ -91,5 +91,5 @@ def test_a_thread_may_bind_meanwhile(at_exit: list[Any], monkeypatch: pytest.Mon
 
 @pytest.mark.long
 def test_a_process_ends_where_a_thread_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=600)
     assert done.returncode == 0

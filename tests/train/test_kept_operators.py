@@ -6,7 +6,6 @@ An executor of MXNet's has one object for an op, in training and inference, and 
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from helpers.let_go import is_let_go
 from memplan.errors import BudgetError
 from memplan.mxnet import BucketingModule, Module
 from memplan.mxnet.realise.kept_operators import KeptOperators
@@ -181,12 +181,9 @@ def test_objects_of_shapes_that_were_left_are_not_kept(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Counting, "__init__", noted)
     module = bound(Module(network(), realisation="packed", strategy="store_all"), 64)
-    alive = []
     for size in (64, 32, 16, 8, 64):
         list(trained(module, [batch(size)], 1))
-        gc.collect()
-        alive.append(sum(ref() is not None for ref in made))
-    assert max(alive) <= 4
+        assert is_let_go(lambda: sum(ref() is not None for ref in made) <= 4)
 
 
 @pytest.mark.long

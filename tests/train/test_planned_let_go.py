@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 
 from helpers.amounts import long_except
 from helpers.blocks import CPU
+from helpers.let_go import is_let_go
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 from memplan.mxnet.train.arrays import array_memory
@@ -151,12 +152,7 @@ def test_a_block_goes_with_its_loss(call: Callable[[Any], Any]) -> None:
         kept.append(call(net))
         alive.add(net)
         del net
-    for _ in range(100):  # MXNet's engine lets go of arrays a moment after it has run
-        mx.nd.waitall()
-        gc.collect()
-        if not alive:
-            break
-    assert not alive
+    assert is_let_go(lambda: not alive)
 
 
 def test_a_block_stays_until_backward_where_mxnets_objects_are_others(
@@ -171,6 +167,4 @@ def test_a_block_stays_until_backward_where_mxnets_objects_are_others(
     loss_of(net).backward()
     gone = weakref.ref(net)
     del net
-    mx.nd.waitall()  # as above
-    gc.collect()
-    assert gone() is None
+    assert is_let_go(lambda: gone() is None)

@@ -17,7 +17,6 @@ import ctypes
 import functools
 import gc
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -146,22 +145,18 @@ def _nholders(array: NDArray, counter: int = _COUNTER) -> int:
 @functools.cache
 def _nholders_of_gradients() -> tuple[int, int]:
     """How many objects have the memory of a gradient that was marked, and of one that is asked."""
-    with autograd.pause():
-        array, gradient = mx.nd.zeros((2,), mx.cpu()), mx.nd.zeros((2,), mx.cpu())
+    array, gradient = _unwritten((2,)), _unwritten((2,))
     mark_variables([array], [gradient])
-    marked = _nholders_at_rest(gradient)
+    marked = _nholders(gradient)
     del gradient
-    return marked, _nholders_at_rest(array.grad)
+    return marked, _nholders(array.grad)
 
 
-def _nholders_at_rest(array: NDArray) -> int:
-    """The same when the engine has freed what it has done, which it does a moment later."""
-    mx.nd.waitall()
-    counts = []
-    for _ in range(10):
-        counts.append(_nholders(array))
-        time.sleep(0.001)
-    return min(counts)
+def _unwritten(shape: tuple[int, ...]) -> NDArray:
+    """An array to count those who have its memory: the engine, which has what it has written for a
+    while after ``waitall``, is not among them.
+    """
+    return mx.nd.empty(shape, mx.cpu())
 
 
 def _has_object(array: NDArray) -> bool:
@@ -179,14 +174,14 @@ def _number(array: NDArray, place: int) -> int:
 @functools.cache
 def _are_objects_known() -> bool:
     """Are the numbers where they are expected, for arrays whose memory is known?"""
+    array, other = _unwritten((8, 4)), _unwritten((8, 4))
     with autograd.pause():
-        array, other = mx.nd.zeros((8, 4), mx.cpu()), mx.nd.zeros((8, 4), mx.cpu())
         view = array[3:5].reshape((8,))
     chunks = [_number(one, _CHUNK) for one in (array, view, other)]
     offsets = [_number(one, _OFFSET) for one in (array, view, other)]
     if not (chunks[0] == chunks[1] != chunks[2] and offsets == [0, 48, 0]):
         return False  # what stands for the address of the count may be none
-    return [_nholders_at_rest(one) for one in (array, other)] == [2, 1]
+    return [_nholders(one) for one in (array, other)] == [2, 1]
 
 
 def _elements(array: NDArray) -> int:
@@ -211,8 +206,7 @@ def _is_memory_known() -> bool:
 @functools.cache
 def _are_nodes_known() -> bool:
     """Is what autograd knows an array by where it is expected, and counted?"""
-    with autograd.pause():
-        array, gradient = mx.nd.zeros((2,), mx.cpu()), mx.nd.zeros((2,), mx.cpu())
+    array, gradient = _unwritten((2,)), _unwritten((2,))
     before = [_number(array, place) for place in (_NODE, _COUNTER_OF_NODE)]
     mark_variables([array], [gradient])
     after = [_number(array, place) for place in (_NODE, _COUNTER_OF_NODE)]
