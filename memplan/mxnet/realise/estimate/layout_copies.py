@@ -358,12 +358,15 @@ class _Layouts:
 
 
 def _falls_back(node: Node) -> bool:
-    """Is ``node`` a Concat, or the gradient of one, that oneDNN does not know?
+    """Is ``node`` one that oneDNN does not know: a sum, or a Concat or the gradient of one?
 
-    Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
-    (SupportMKLDNNConcat of src/operator/nn/concat.cc).
+    Its arrays are copied into the usual layout for MXNet's own code: those of a Concat that have
+    other than two or four dimensions (SupportMKLDNNConcat of src/operator/nn/concat.cc), those of
+    a sum that have more than four (SupportMKLDNNSum of tensor/elemwise_binary_op_basic.cc).
     """
     call = node.call
+    if call.op == SUM:
+        return node is call and _ndim(call) > 4
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 
