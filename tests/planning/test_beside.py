@@ -176,6 +176,8 @@ def dense_net(layers: int) -> mx.sym.Symbol:
         ("adagrad", "mirror", 16, 30),
         ("adadelta", "explicit", 4, 15),
         ("adadelta", "updating", 4, 8),  # three more, for the C library keeps what is freed
+        ("sgld", "packed", 1, 4 + 1),  # no more holes than parameters
+        ("sgld", "packed", 4, 12 + 3),
         ("lamb", "packed", 3, 12),  # as large as all three, four times
         ("lamb", "updating", 3, 2),
     ],

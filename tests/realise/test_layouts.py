@@ -252,23 +252,24 @@ def different(body: Symbol) -> list[str]:
     return result
 
 
+@pytest.mark.parametrize("join", [mx.sym.Concat, mx.sym.elemwise_add])
 @pytest.mark.parametrize(("size", "is_beside"), [((8, 8, 8), True), ((8, 8), False)])
-def test_a_concat_of_volumes_copies_what_it_reads_beside_the_space(
-    size: tuple[int, ...], is_beside: bool
+def test_volumes_are_joined_and_added_of_copies_beside_the_space(
+    size: tuple[int, ...], is_beside: bool, join: Callable[..., mx.sym.Symbol]
 ) -> None:
-    """And leaves the usual layout: oneDNN concatenates matrices and pictures only."""
+    """Which leaves the usual layout: oneDNN joins and adds matrices and pictures only."""
 
     def activated(data: mx.sym.Symbol, name: str) -> mx.sym.Symbol:
         kernel = {"kernel": (3,) * len(size), "pad": (1,) * len(size)}
         return mx.sym.relu(mx.sym.Convolution(data, num_filter=16, name=name, **kernel))
 
     first = activated(mx.sym.Variable("data"), "first")
-    both = mx.sym.Concat(first, activated(first, "second"), dim=1, name="both")
+    both = join(first, activated(first, "second"), name="both")
     net = mx.sym.MakeLoss(activated(both, "third"))
     traced = trace(net, shapes={"data": (1, 16, *size)}, realisation="packed")
     found = copies(traced.graph, traced.nodes)
     names = [node.name for node in traced.nodes]
-    concat, third = names.index("both"), names.index("third")
-    assert (concat in found.beside) is is_beside
-    assert (found.temporary_nbytes[concat] > 0) is is_beside
+    joined, third = names.index("both"), names.index("third")
+    assert (joined in found.beside) is is_beside
+    assert (found.temporary_nbytes[joined] > 0) is is_beside
     assert any(found.layouts[third]) is not is_beside

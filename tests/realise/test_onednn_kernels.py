@@ -201,6 +201,18 @@ def test_onednn_asks_intels_processors_for_their_caches_and_no_others(
     assert told == [first, second]
 
 
+@pytest.mark.parametrize(
+    ("sharing", "siblings", "ncores"), [("0-3,8-11", "0,8", 4), ("0", "0", 1), ("", "", 1)]
+)
+def test_onednn_counts_the_part_that_a_core_has_of_a_cache(
+    sharing: str, siblings: str, ncores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = {"shared_cpu_list": sharing, "thread_siblings_list": siblings}
+    monkeypatch.setattr(processor, "_read", lambda path: lists.get(path.name, "GenuineIntel"))
+    monkeypatch.setattr(processor, "cache_nbytes", {3: 24 << 20}.get)
+    assert processor.cache_nbytes_of_onednn.__wrapped__(3) == (24 << 20) // ncores
+
+
 def _say(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     """Have Linux say ``text`` of the processor; None: nothing."""
 

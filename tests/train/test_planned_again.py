@@ -11,10 +11,10 @@ import mxnet as mx
 import pytest
 from mxnet.gluon import nn
 
-from helpers.block_runs import gradients
+from helpers.block_runs import assert_equal, autograd_gradients, gradients
 from helpers.blocks import CPU, SOFTMAX, conv_net, images
 from helpers.training_runs import differences
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, BudgetError
 from memplan.mxnet.gluon import planned
 
 QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
@@ -56,6 +56,18 @@ def test_a_block_may_be_planned_again_as_it_is() -> None:
         with pytest.raises(ArgumentError, match=r"chen_sqrt.*make the block anew"):
             planned(net, **options)
     assert net.planned_step is step
+
+
+def test_a_block_whose_budget_was_refused_is_planned_by_another_one() -> None:
+    net, batch = started()
+    expected = autograd_gradients(net, batch)
+    planned(net, budget="1KiB", **QUICKLY)
+    with pytest.raises(BudgetError):
+        backward(net, batch)
+    assert planned(net, budget=1.0, **QUICKLY) is net
+    backward(net, batch)
+    assert len(net.planned_step.plans) == 1
+    assert_equal(expected, gradients(net))
 
 
 @pytest.mark.parametrize(

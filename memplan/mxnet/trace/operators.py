@@ -161,13 +161,15 @@ def viewed_inputs(node: Node) -> tuple[int, ...]:
     pictures, by channel (MKLDNNBatchNormBackwardImpl of src/operator/nn/mkldnn). The forward op
     makes a view, too, of a copy.
     """
-    if node.op != "_backward_BatchNorm" or node.forward is None:
-        return ()
-    data = node.forward.infos.inputs[0]
+    return (0, 3) if node.op == "_backward_BatchNorm" and is_of_views(node.call) else ()
+
+
+def is_of_views(call: Node) -> bool:
+    """Is ``call`` a BatchNorm that makes views: of anything but pictures, by channel?"""
+    data = call.infos.inputs[0] if call.op == "BatchNorm" else None
     if data is None or data.dtype != "float32":
-        return ()
-    is_usual = len(data.shape) == 4 and int(node.forward.attrs.get("axis", "1")) == 1
-    return () if is_usual else (0, 3)
+        return False
+    return len(data.shape) != 4 or int(call.attrs.get("axis", "1")) != 1
 
 
 def must_be_in_place(node: Node) -> bool:

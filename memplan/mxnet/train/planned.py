@@ -34,7 +34,7 @@ def planned(block: Block, **options: Any) -> Block:
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
     gradients of its parameters that it cannot reach: through the block, or of a loss recorded
-    before its call or ``backward``; ArgumentError for a block that is planned already by other
+    before its call or ``backward``; ArgumentError for a block that has a plan already by other
     options (by equal ones it is left as it is), and for a trainer, an optimizer, a loss and
     ``keep_outputs``. Threads that call the block or ``backward`` wait for each other, and each of
     them trains on contexts of its own. A copy of the block is not planned.
@@ -43,13 +43,7 @@ def planned(block: Block, **options: Any) -> Block:
     _check_options(options)
     options.pop("optimizer", None)  # which a TrainStep has by its trainer
     if PLAN in vars(block):
-        before = block._memplan_planned.options
-        if before == options:  # a cell of a notebook runs again
-            return block
-        raise ArgumentError(
-            f"block {block.name!r} is planned already, by other options ({before}); "
-            f"to train it by these, make the block anew, load its parameters and plan that one"
-        )
+        return _planned_again(block, options)
     if STEP in vars(block) or hasattr(type(block), STEP):
         raise ArgumentError(
             f"block {block.name!r} has a {STEP} of its own, the attribute under which a planned "
@@ -60,8 +54,7 @@ def planned(block: Block, **options: Any) -> Block:
             f"forward of block {block.name!r} was replaced on the object, which would go past its "
             f"plan; derive a class with that forward from {type(block).__name__}"
         )
-    step = TrainStep(block, **options)
-    step.graphs.of_calls = True
+    step = _step(block, options)
     kind = type(block)
     # Attributes of its own, not of a base beside ``kind``, which would change the layout of a class
     # whose first base is an ABC: Python lets no object change to a class of another layout.
@@ -70,6 +63,29 @@ def planned(block: Block, **options: Any) -> Block:
     if kind.__call__ is not mx.gluon.Block.__call__:
         own["__call__"] = _PlannedBlock.__call__
     block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
+    return _with_step(block, step, options)
+
+
+def _planned_again(block: Block, options: dict[str, Any]) -> Block:
+    """``block``, which is planned, by these ``options`` where none of other ones gave a plan."""
+    before: PlannedCalls = block._memplan_planned
+    if before.options == options:  # a cell of a notebook runs again
+        return block
+    if before.step.plans:
+        raise ArgumentError(
+            f"block {block.name!r} is planned already, by other options ({before.options}); "
+            f"to train it by these, make the block anew, load its parameters and plan that one"
+        )
+    return _with_step(block, _step(block, options), options)
+
+
+def _step(block: Block, options: dict[str, Any]) -> TrainStep:
+    step = TrainStep(block, **options)
+    step.graphs.of_calls = True
+    return step
+
+
+def _with_step(block: Block, step: TrainStep, options: dict[str, Any]) -> Block:
     block.planned_step, block._memplan_planned = step, PlannedCalls(block, step, options)
     return block
 

@@ -22,6 +22,7 @@ from memplan.mxnet.trace.operators import (
     CONVOLUTIONS,
     KEEPS_LAYOUT,
     ignored_inputs,
+    is_of_views,
     reads_any_layout,
     writes_in_layout_of_place,
 )
@@ -33,20 +34,17 @@ SUM = "elemwise_add"
 # oneDNN's copies, which are none where MXNet writes them over what they are of.
 COPIES = ("_copy", "_backward_copy")
 
-
 # Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
 # of the data, into which the other gradient is brought, and that of an LRN that of the other
 # gradient, for which the data is brought into the usual one (Reorder2Default in MXNet's
 # src/operator/nn/mkldnn/mkldnn_lrn-inl.h).
 _FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
 
-
 # Gradients that have the layout of the other gradient that they read, be it the usual one, into
 # which the data is brought, or for it the output of a relu (MKLDNNActivationBackward of MXNet's
 # src/operator/nn/mkldnn/mkldnn_act.cc). That of a BatchNorm is in a layout of oneDNN's if either
 # array is, into which the other one is brought; it takes two such layouts as they are.
 _BRING_DATA = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
-
 
 # For each input of an op, what tells the layout of oneDNN's in which it is; None for the usual one.
 Layouts = tuple[Hashable, ...]
@@ -72,15 +70,20 @@ def copies(graph: TrainingGraph, nodes: Sequence[Node], *, by_executor: bool = T
     """The copies for the ops of ``graph``, which ``nodes`` are, run in the base order.
 
     None where MXNet is told not to use oneDNN. Are they run ``by_executor``? Packed steps give an
-    operator that reads only the shape of an input another array.
+    operator that reads only the shape of an input another array, and their norms of volumes leave
+    the usual layout: bytes were set without that, layouts are told as they are.
     """
     if not onednn_is_enabled():
         nothing = (0,) * len(nodes)
         return Copies(nothing, nothing, ((),) * len(nodes))
-    found = _Layouts(graph, nodes, range(len(nodes)))
+    found, met = (_Layouts(graph, nodes, range(len(nodes))) for _ in range(2))
+    if not by_executor:
+        ruled = zip(met.rules, nodes, strict=True)
+        met.rules = tuple(Rule(USUAL) if is_of_views(node.call) else rule for rule, node in ruled)
     pairs, layouts = [], []
     for index in range(len(nodes)):
-        layouts.append(found.read_by(index))
+        layouts.append(met.read_by(index))
+        met.run(index)
         of_ignored = found.ignored_nbytes(index) if by_executor else 0
         kept_nbytes, temporary_nbytes = found.run(index)
         pairs.append((kept_nbytes + of_ignored, temporary_nbytes))
@@ -358,12 +361,15 @@ class _Layouts:
 
 
 def _falls_back(node: Node) -> bool:
-    """Is ``node`` a Concat, or the gradient of one, that oneDNN does not know?
+    """Is ``node`` one that oneDNN does not know: a sum, or a Concat or the gradient of one?
 
-    Arrays of other than two or four dimensions are copied into the usual layout for MXNet's own
-    (SupportMKLDNNConcat of src/operator/nn/concat.cc).
+    Its arrays are copied into the usual layout for MXNet's own code: those of a Concat that have
+    other than two or four dimensions (SupportMKLDNNConcat of src/operator/nn/concat.cc), those of
+    a sum that have more than four (SupportMKLDNNSum of tensor/elemwise_binary_op_basic.cc).
     """
     call = node.call
+    if call.op == SUM:
+        return node is call and _ndim(call) > 4
     return call.op == "Concat" and _ndim(call) not in (2, 4)
 
 

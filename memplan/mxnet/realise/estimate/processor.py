@@ -12,11 +12,17 @@ _AVX512 = frozenset("avx512f avx512bw avx512dq avx512vl".split())
 # With one of these in the environment oneDNN uses no more than that.
 _WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2")
 
-# Where the size of a core's first cache for data, and of its second one, stands; what is usual.
-_CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20)}
+# Where the size of a core's first cache for data, of its second one, and of the one that cores
+# share stands; what is usual.
+_CACHES = {1: ("index0", 32 << 10), 2: ("index2", 1 << 20), 3: ("index3", 32 << 20)}
 
-# What oneDNN takes for them where it does not know them.
-_GUESSED_CACHES = {1: 32 << 10, 2: 512 << 10}
+# What oneDNN takes for a core's part of them where it does not know them.
+_GUESSED_CACHES = {1: 32 << 10, 2: 512 << 10, 3: 1 << 20}
+
+_CPU = Path("/sys/devices/system/cpu/cpu0")
+
+# The processors of one core.
+_SIBLINGS = "topology/thread_siblings_list"
 
 
 @functools.cache
@@ -30,23 +36,31 @@ def has_avx512() -> bool:
 
 @functools.cache
 def cache_nbytes(level: int) -> int:
-    """A core's first cache for data, or its second one; what is usual where nothing is said."""
+    """The first cache for data, the second or third one; what is usual where nothing is said."""
     folder, usual_nbytes = _CACHES[level]
-    text = _read(Path(f"/sys/devices/system/cpu/cpu0/cache/{folder}/size"))
+    text = _read(_CPU / f"cache/{folder}/size")
     kibibytes = re.fullmatch(r"(\d+)K\s*", text)
     return int(kibibytes[1]) << 10 if kibibytes else usual_nbytes
 
 
 @functools.cache
 def cache_nbytes_of_onednn(level: int) -> int:
-    """What oneDNN takes for a core's first cache for data, or for its second one.
+    """What oneDNN takes for a core's part of such a cache.
 
     It asks Intel's processors, and none else.
 
     (get_per_core_cache_size of its src/cpu/platform.cpp, and setCacheHierarchy of Xbyak.)
     """
-    is_intel = "GenuineIntel" in _read(Path("/proc/cpuinfo"))
-    return cache_nbytes(level) if is_intel else _GUESSED_CACHES[level]
+    if "GenuineIntel" not in _read(Path("/proc/cpuinfo")):
+        return _GUESSED_CACHES[level]
+    sharing = _nprocessors(_CPU / f"cache/{_CACHES[level][0]}/shared_cpu_list")
+    return cache_nbytes(level) // max(1, sharing // _nprocessors(_CPU / _SIBLINGS))
+
+
+def _nprocessors(path: Path) -> int:
+    """How many a list such as ``0-3,8`` names; 1 where there is none."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", _read(path))
+    return sum(int(end or begin) - int(begin) + 1 for begin, end in spans) or 1
 
 
 def _read(path: Path) -> str:

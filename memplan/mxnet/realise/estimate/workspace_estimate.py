@@ -30,6 +30,7 @@ from memplan.mxnet.realise.estimate.copied_back import (
 from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes, threads_nbytes
 from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
 from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
+from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
 from memplan.mxnet.realise.estimate.scratchpads import largest_columns_nbytes, scratchpads
@@ -104,6 +105,7 @@ def executor_nbytes(
     # Executors were seen to hold more: there every call that meets oneDNN's layouts counts.
     layouts = [n if any(met) else None for n, met in enumerate(all_copies.layouts)]
     kept_behind = scratchpads(graph, nodes, layouts) + _kept_nbytes(nodes)
+    kept_behind += pooling_scratchpads(nodes, all_copies.layouts)
     # Mirrored steps were seen to take less than is counted for their calls, without further ones.
     further = further_calls(graph, 0 if leaves_holes else call_nbytes)
     return sum(all_copies.kept_nbytes) + nbytes + kept_behind, tuple(further), temporary
@@ -192,6 +194,7 @@ def packed_nbytes(
     nbytes = for_copies + of_others + _kept_nbytes(nodes)
     nbytes += sum(nbytes_moved(node) for node in nodes if node.op == "RNN")
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
+    nbytes += pooling_scratchpads(nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
 
