@@ -22,7 +22,8 @@ from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants
 from memplan.mxnet.train.arrays.given_up import give_up_gradient
-from memplan.mxnet.train.arrays.gradients import Gradients, Held, Late
+from memplan.mxnet.train.arrays.gradients import Gradients, Late
+from memplan.mxnet.train.arrays.held import Held
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
