@@ -9,7 +9,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 from helpers.blocks import chain_net
 from memplan.mxnet.gluon import TrainStep, planned
@@ -97,6 +98,38 @@ def test_a_gradient_of_a_second_step_keeps_its_numbers_behind_the_first() -> Non
                 loop.run(number)
         found.append([array.asnumpy() for array in arrays])
     assert all(map(np.array_equal, *found))
+
+
+class Gated(gluon.HybridBlock):
+    """Of one input it reads fewer parameters than of two."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.first, self.gate, self.last = (nn.Dense(6, in_units=6) for _ in range(3))
+
+    def hybrid_forward(self, F: Any, x: Any, gate: Any = None) -> Any:  # noqa: N803
+        x = self.first(x)
+        return self.last(x if gate is None else x * self.gate(gate))
+
+
+@pytest.mark.parametrize("requests", [("null",), ("add",), ("add", "write"), ("null", "write")])
+def test_a_gradient_keeps_its_numbers_in_a_step_that_does_not_read_its_parameter(
+    requests: tuple[str, ...],
+) -> None:
+    """It runs in the same memory."""
+    net, x = Gated(), mx.nd.arange(24).reshape((4, 6)) / 24
+    net.initialize(mx.init.Xavier())
+    step = TrainStep(net, squares, strategy="store_all", realisation="packed")
+    for inputs in ((x, x), x, (x, x)):
+        step(inputs)
+    held = [p.grad() for p in net.gate.collect_params().values()]
+    before = [array.asnumpy() for array in held]
+    for request in requests:
+        net.gate.collect_params().setattr("grad_req", request)
+    for _ in range(2):
+        step(x * 2)
+    assert all(map(np.array_equal, before, [array.asnumpy() for array in held]))
 
 
 def nbinds(monkeypatch: pytest.MonkeyPatch, run: Callable[[], None]) -> int:

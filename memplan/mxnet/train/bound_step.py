@@ -64,7 +64,7 @@ class BoundStep:
 
         ``updates`` are for a plan that updates the parameters within the step.
         """
-        self.network, self.form, self.is_outdated = network, network.form, False
+        self.network, self.form, self._pool, self.is_outdated = network, network.form, pool, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace, self._objects = plan.trace, StaticObjects(plan.trace, network, ctx)
@@ -136,7 +136,8 @@ class BoundStep:
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
-        return self.is_current() and self.executor.draws_here()
+        may_write = self.is_current() and not self._pool.is_held_from(self.gradients)
+        return may_write and self.executor.draws_here()
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""

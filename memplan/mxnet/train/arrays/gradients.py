@@ -43,6 +43,10 @@ class Gradients:
         are_same = all(h.parameter._grad[h.place] is h.array for h in self._added)
         return are_same and not any(h.is_replaced() for h in self._written)
 
+    def are_left(self) -> bool:
+        """Has a parameter another gradient now, or none, so that a script alone may hold these?"""
+        return any(h.is_left() for h in self._written)
+
     def written(self) -> list[NDArray]:
         """The parameters whose gradients autograd has written and would overwrite."""
         return [h.data for h in self._written if h.data._fresh_grad]

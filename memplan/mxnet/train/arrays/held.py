@@ -91,6 +91,12 @@ class Held:
             return False
         return bool(self.series) and self._series_now() != self.series
 
+    def is_left(self) -> bool:
+        """Is the gradient no longer that of the parameter: is it replaced, frozen or added to?"""
+        data = (self.parameter._data or ())[self.place :]
+        is_same = bool(data) and data[0] is self.data and self.parameter.grad_req == self.request
+        return not is_same or self.is_replaced()
+
     def is_kept(self) -> bool:
         """Has the script left parameter and gradient alone since the gradient was lent?"""
         parameter = self.parameter
