@@ -237,8 +237,13 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         parameters: tuple[dict[str, Any], dict[str, Any]] = super().get_params()
         return parameters
 
+    def save_optimizer_states(self, fname: str) -> None:
+        """Save the states of the optimizer to a file."""
+        self._tell_of_update()
+        super().save_optimizer_states(fname)
+
     def _tell_of_update(self) -> None:
-        """Warn where MXNet's parameters would be those of before the last training step."""
+        """Warn where MXNet's parameters and states would be those of before the last step."""
         if self._updated_by.is_due:
             warnings.warn(
                 "update() was not called after the last training step, which has updated the "

@@ -11,7 +11,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from memplan.mxnet.gluon import planned
-from memplan.mxnet.train.arrays import gradients
+from memplan.mxnet.train.arrays import held
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def net() -> Any:
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Those of the arrays that are made."""
     found: list[tuple[int, ...]] = []
-    make = gradients.without_memory
+    make = held.without_memory
 
     def noting(like: Any) -> Any:
         found.append(like.shape)
         return make(like)
 
-    monkeypatch.setattr(gradients, "without_memory", noting)
+    monkeypatch.setattr(held, "without_memory", noting)
     return found
 
 
@@ -52,7 +52,7 @@ def step(net: Any, *, reads: bool = False, penalty: float = 0) -> tuple[Any, lis
 def test_those_that_nobody_used_are_lent_again(
     net: Any, shapes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "is_unused", lambda _: True)  # the engine may have them a while
+    monkeypatch.setattr(held, "is_unused", lambda _: True)  # the engine may have them a while
     step(net)
     assert len(shapes) == 4
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -224,11 +225,12 @@ SHAPES_BOUND = [("data", SHAPES["data"])], [("softmax_label", (16,))]
         lambda module: module.forward_backward(batch()),
         lambda module: module.forward(batch(), is_train=False),
         lambda module: module.get_params(),
+        lambda module: module.save_optimizer_states(os.devnull),
         lambda module: module.bind(*SHAPES_BOUND, force_rebind=True),
     ],
 )
 def test_what_comes_before_update_is_told_of_it(early: Callable[[Module], Any]) -> None:
-    """In MXNet it finds the parameters as they were before the step."""
+    """In MXNet it finds parameters and states as they were before the step."""
     module = ready({}, {})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -22,7 +22,8 @@ from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants
 from memplan.mxnet.train.arrays.given_up import give_up_gradient
-from memplan.mxnet.train.arrays.gradients import Gradients, Held, Late
+from memplan.mxnet.train.arrays.gradients import Gradients, Late
+from memplan.mxnet.train.arrays.held import Held
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
@@ -63,7 +64,7 @@ class BoundStep:
 
         ``updates`` are for a plan that updates the parameters within the step.
         """
-        self.network, self.form, self.is_outdated = network, network.form, False
+        self.network, self.form, self._pool, self.is_outdated = network, network.form, pool, False
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace, self._objects = plan.trace, StaticObjects(plan.trace, network, ctx)
@@ -135,7 +136,8 @@ class BoundStep:
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
-        return self.is_current() and self.executor.draws_here()
+        may_write = self.is_current() and not self._pool.is_held_from(self.gradients)
+        return may_write and self.executor.draws_here()
 
     def is_current(self) -> bool:
         """Is the network that of the block, on its arrays, and are the same gradients wanted?"""

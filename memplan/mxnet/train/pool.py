@@ -124,6 +124,11 @@ class Pool:
         if last is not None and last is not gradients:
             gradients.follow(last)
 
+    def is_held_from(self, gradients: Gradients) -> bool:
+        """May a script hold what the step before has left here, where these gradients come?"""
+        last = self._gradients
+        return last is not None and last is not gradients and last.are_left()
+
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""
         self.executor = self.memory = None

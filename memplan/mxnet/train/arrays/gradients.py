@@ -10,132 +10,19 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from mxnet import autograd
 
 from memplan.errors import UsageError
 from memplan.mxnet.realise.own_autograd import mark_variables
-from memplan.mxnet.train.arrays.array_memory import (
-    handle_of,
-    is_unused,
-    is_written_by_graphs,
-    other_handle,
-    without_memory,
-)
+from memplan.mxnet.train.arrays.array_memory import is_written_by_graphs, without_memory
+from memplan.mxnet.train.arrays.held import Held
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
-from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
-from memplan.mxnet.train.arrays.withheld import Kind, is_computed, note, shown, was_fresh, withhold
+from memplan.mxnet.train.arrays.withheld import is_computed, note, shown, was_fresh
 
 NDArray = Any
 Parameter = Any
-
-
-@dataclass
-class Held:
-    """The gradient of a parameter on one context, where the plan computes one.
-
-    ``ours`` is the handle that this gave to the parameter's array; another one is of others.
-    """
-
-    parameter: Parameter
-    place: int
-    request: str
-    data: NDArray
-    array: NDArray
-    ours: Any = None
-    #: The class of the array while nobody may read it.
-    withheld: Kind | None = None
-    #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
-    lent: Any = None
-    #: The array that it was lent in the step before, if nobody had used that when the step ended.
-    spare: NDArray | None = None
-    #: Was it still to be used by a trainer when its array was taken?
-    was_fresh: bool = False
-
-    @property
-    def current(self) -> NDArray | None:
-        """What the parameter's gradient is now; None if it has none in this place."""
-        arrays = self.parameter._grad or ()
-        return arrays[self.place] if self.place < len(arrays) else None
-
-    def to_lend(self) -> NDArray:
-        """An array for the gradient, without memory: that of the step before, if nobody used it.
-
-        Most of the time that lending takes MXNet would make another one, and free it.
-        """
-        spare, self.spare = self.spare, None
-        return spare if spare is not None and is_unused(spare) else without_memory(self.array)
-
-    def is_ours(self) -> bool:
-        return self.current is not None and handle_of(self.current) is self.ours
-
-    def withhold(self) -> None:
-        """Let nobody read the gradient, which is not there."""
-        if self.current is not None:
-            of = (self.parameter, self.data)
-            self.withheld = withhold(self.current, self.withheld, *of, was_fresh=self.was_fresh)
-        self.was_fresh = False
-
-    def show(self) -> None:
-        if self.current is not None:
-            shown(self.current)
-
-    def is_of_parameter(self) -> bool:
-        """Has the parameter still this array, in this place, and a gradient?"""
-        parameter = self.parameter
-        if parameter._grad is None or len(parameter._data) <= self.place:
-            return False
-        return parameter._data[self.place] is self.data
-
-    def is_kept(self) -> bool:
-        """Has the script left parameter and gradient alone since the gradient was lent?"""
-        parameter = self.parameter
-        is_same = parameter._grad is self.lent and parameter.grad_req == self.request
-        return is_same and self.is_of_parameter()
-
-    def give(self, array: NDArray) -> NDArray | None:
-        """Make ``array`` what the parameter's gradient is; what it was.
-
-        The Python object stays: who asked for the gradient before the loop may hold it.
-        """
-        other = other_handle(array)
-        if self.parameter._grad is None:  # it was given up, on the one context where it was
-            self.parameter._grad = [None]
-        current = self.parameter._grad[self.place]
-        if current is None or not (self.is_ours() or shown(current).stype == array.stype):
-            self.parameter._grad[self.place] = of_semantics(other)
-            self.ours = self.parameter._grad[self.place].handle
-            self._is_given()
-            return current
-        self.ours = other.handle
-        self._is_given()
-        handle = shown(current).handle
-        current.handle, other.handle = other.handle, handle
-        return other
-
-    def move_out(self) -> None:
-        """Give the parameter an array of its own for its gradient, with what that is now."""
-        gradient = self.parameter._grad[self.place]
-        is_fresh = self.data._fresh_grad
-        self.give(gradient.copy())
-        mark_variables([self.data], [gradient], "write")
-        self.data._fresh_grad = is_fresh
-        self.ours = None
-        del _OURS[self.parameter][self.place]
-
-    def _is_given(self) -> None:
-        _OURS.setdefault(self.parameter, {})[self.place] = self.ours
-
-
-#: The handles that plans gave last to the gradients of parameters, by context.
-_OURS: WeakKeyDictionary[Parameter, dict[int, Any]] = WeakKeyDictionary()
-
-
-def is_of_plan(parameter: Parameter, place: int) -> bool:
-    """Is its gradient on the context of this ``place`` an array of a plan's?"""
-    return handle_of(parameter._grad[place]) is _OURS.get(parameter, {}).get(place)
 
 
 class Gradients:
@@ -152,8 +39,13 @@ class Gradients:
         self._is_lent = False
 
     def are_current(self) -> bool:
-        """Are those to which steps add still the parameters' own?"""
-        return all(h.parameter._grad[h.place] is h.array for h in self._added)
+        """Are those to which steps add still the parameters' own, and were others not replaced?"""
+        are_same = all(h.parameter._grad[h.place] is h.array for h in self._added)
+        return are_same and not any(h.is_replaced() for h in self._written)
+
+    def are_left(self) -> bool:
+        """Has a parameter another gradient now, or none, so that a script alone may hold these?"""
+        return any(h.is_left() for h in self._written)
 
     def written(self) -> list[NDArray]:
         """The parameters whose gradients autograd has written and would overwrite."""
@@ -182,8 +74,10 @@ class Gradients:
         lost.
         """
         for held in self._written:
+            if not held.is_kept():
+                held.lent = None  # or the gradients of before would keep the memory
             if not held.is_of_parameter():  # autograd has a gradient there by what it had before
-                held.data, held.withheld, held.lent = held.data.detach(), None, None
+                held.data, held.withheld = held.data.detach(), None
             elif not self._is_lent and held.is_ours():
                 held.move_out()
             held.array = without_memory(held.array)

@@ -20,7 +20,7 @@ from memplan.mxnet.train.arrays.array_memory import (
 )
 from memplan.mxnet.train.arrays.asked_gradients import follow, marked_gradient
 from memplan.mxnet.train.arrays.given_up import is_stand_in
-from memplan.mxnet.train.arrays.gradients import is_of_plan
+from memplan.mxnet.train.arrays.held import is_of_plan
 from memplan.mxnet.train.arrays.nesting import is_recorded
 from memplan.mxnet.train.arrays.parameters import every_parameter, is_derived
 from memplan.mxnet.train.blocks.named_parameters import by_name
