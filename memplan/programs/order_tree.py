@@ -44,11 +44,6 @@ HOPE = 3.0
 # integer program of the leaf is solved, with this part of the usual effort. Set on the same.
 LITTLE, INTEGER_EFFORT = 0.005, 0.1
 
-# The integer program of the lowest of several leaves asks only for answers that take less than the
-# next leaf and this part of the step's time: what it says beyond that raises no bound, and took ten
-# seconds instead of half of one on a network of two streams at 30% of its step.
-ABOVE = 0.01
-
 # Those that raise it by as much, in whole times this part of the step's time, are told apart by how
 # many places they have: fewer make fewer leaves. Set on a U-Net, and on GluonCV's simple_pose.
 ALIKE = 0.0002
@@ -224,26 +219,18 @@ class OrderTree:
             moments = MomentProgram(self.relaxed_moments, ops, self.budget_nbytes, program)
             return moments.bound(self.stop, relax=True)
 
-    def _enough_of_lowest(self) -> float:
-        """Up to which the lowest leaf is worth raising at once: not far above the next leaf."""
-        others = self.leaves[1:3]  # a heap: the next lowest is one of these
-        if not others:
-            return self.enough_seconds
-        return min(self.enough_seconds, min(others).seconds + ABOVE * self.graph.seconds)
-
     def _solved(self, leaf: _Leaf) -> _Leaf:
         """The leaf with what its integer program says.
 
         Only answers that take less than what is enough are asked for: without one, all take that.
         """
         self.nsolved += 1
-        enough = self._enough_of_lowest()
         with Program(self.options.solver, restarts=False) as program:
             moments = MomentProgram(self.moments, leaf.bound.ops, self.budget_nbytes, program)
-            moments.demand_less(enough)
+            moments.demand_less(self.enough_seconds)
             effort, gap = INTEGER_EFFORT * self.options.effort, self.options.program_gap
             solved = moments.bound(self.stop, effort=effort, gap_seconds=gap)
-        seconds = max(leaf.seconds, min(solved.seconds, enough))
+        seconds = max(leaf.seconds, min(solved.seconds, self.enough_seconds))
         # What this answer has no room for proves more, as a moment, than that of a relaxation.
         answer = solved if solved.present else leaf.bound
         return _Leaf(seconds, leaf.relaxed_seconds, next(self.numbers), answer, is_solved=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import random
 from collections import Counter
@@ -19,7 +18,7 @@ from helpers.branches import taking
 from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moment_ranking import fullest_between
 from memplan.programs.moments import Moments
-from memplan.programs.order_tree import ABOVE, OrderTree, raise_bound
+from memplan.programs.order_tree import OrderTree, raise_bound
 from memplan.programs.refinement import RECOMPUTED, Proving
 from memplan.programs.solver import Program
 from memplan.step.graph import Op, Tensor, TrainingGraph
@@ -353,16 +352,3 @@ def test_what_two_full_moments_leave_no_room_for_runs_again_before_each_read(
     assert optimum(graph, 9) == expected
     for relax in (True, False):
         assert seconds_of(graph, (3, 5), 9, relax=relax) == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_lowest_of_several_leaves_is_raised_a_little_above_the_next() -> None:
-    """What its program says beyond that raises no bound. An only leaf has no such end."""
-    graph = tree_of_four_branches().graph
-    tree = OrderTree(graph, 1, Stop(math.inf), Proving(enough_seconds=9.0 * graph.seconds))
-    assert tree._enough_of_lowest() == 9.0 * graph.seconds
-    for number, share in enumerate((1.5, 1.2, 1.3), 1):
-        seconds = share * graph.seconds
-        heapq.heappush(
-            tree.leaves, dataclasses.replace(tree.leaves[0], seconds=seconds, number=number)
-        )
-    assert tree._enough_of_lowest() == pytest.approx((1.2 + ABOVE) * graph.seconds)
