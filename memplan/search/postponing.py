@@ -71,6 +71,8 @@ class _Postponing:
         best: tuple[list[int], Array] | None = None
         least = _most(live)
         for ops in self._sets(peak):
+            if self._nsteps_left <= 0:
+                break
             for place in places:
                 order = self._behind(place, peak, ops)
                 if order is None or self._nsteps_left <= 0:

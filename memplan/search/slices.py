@@ -91,6 +91,8 @@ def sliced_schedules(
     if work < stop.work_left:
         stop.spend(work)  # so that a search goes on in the same way
         return schedules
+    if stop.is_over():
+        return []
     most = min(stop.work_left, MOST_WORK)
     until = Stop(stop.deadline, work=most, part_of=stop)
     schedules = list(_best_sliced(graph, budget_nbytes, until, reorder=reorder))
