@@ -102,7 +102,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _numbers(values: Iterable[int]) -> array[int]:
-    """Many integers in few bytes."""
+    """Many integers without an object for each."""
     return array("q", values)
 
 

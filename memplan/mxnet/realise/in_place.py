@@ -105,12 +105,15 @@ def kept_in_explicit(
     turned = turned_arrays(graph, nodes, source_of)
     all_own, _ = own_layouts(graph, nodes, stock_order, source_of, turned)
     shapes = [info.shape if info else None for node in nodes for info in node.infos.outputs]
+    heads = set(graph.heads)  # which live to the end, so that nothing is written over them
     result: dict[int, dict[int, bool]] = {}
     for index, handover in counting:
         op, own = graph.ops[index], all_own[index]
         source, taken = op.inputs[handover.input], source_of.get(op.outputs[handover.output])
         is_own_elsewhere = nodes[index].op == SUM and bool(own)
         if (source in own) == (is_own_elsewhere if taken is None else taken in own):
+            continue
+        if not heads.isdisjoint(array_of[source]):
             continue
         is_sliced = _may_be_sliced({shapes[tensor] for tensor in array_of[source]})
         if is_sliced or source not in own:
