@@ -32,7 +32,7 @@ from memplan.search.kernels.packing import packing_room
 from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
-from memplan.search.kernels.state import EXCESS, LENGTH, OP, copy_state, sequence_state
+from memplan.search.kernels.state import LENGTH, OP, copy_state, sequence_state
 from memplan.search.low_order import low_order
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
@@ -62,9 +62,9 @@ RECREATING = -2
 BLOCKS_WORK = 0.33
 # The search in blocks leaves out tensors of less than this share of the budget.
 SMALL_SHARE = 2e-4
-# A round that packs ends where so much of its work has found nothing of so few live bytes: more of
-# it only recomputes more. HRNet at 30% of its step took nine times the step then.
-LOST_SHARE = 0.1
+# Where a round packs, bytes that are over, in budgets, cost so many steps. Set on HRNet at 30% of
+# its step and on SENet-154 at 40%.
+OVER_SECONDS = 1.0
 # After this many moves it is looked whether what was found is enough.
 LOOK_MOVES = 4096
 
@@ -268,13 +268,12 @@ class Rounds:
         start: Array | None = None,
         stop: Stop | None = None,
         packed_nbytes: int = 0,
-        over_seconds: float = 1.0,
     ) -> Array:
         """Anneal, with fewer moves, and mostly from the best, if little work is left; its end.
 
         A ``best`` of its own is where a round puts what it finds; ``start`` is what it begins with
         instead of what its kind says. One that recreates finds what quick placements pack in
-        ``packed_nbytes``, if not 0; as many bytes more cost so many steps (``over_seconds``).
+        ``packed_nbytes``, if that is not 0, and else ends with what nearly can be.
         """
         stop = self.stop if stop is None else stop
         best = self.found if best is None else best
@@ -288,8 +287,7 @@ class Rounds:
         start = self.start_of(kind, best) if start is None else start
         if kind.recreates:
             load(self.model, self.state, start, len(start), budget_nbytes)
-            fitting = self._fitting(packed_nbytes, over_seconds)
-            return self._recreate(heat, fitting, moves, best, stop)
+            return self._recreate(heat, self._fitting(packed_nbytes), moves, best, stop)
         return self._anneal(start, budget_nbytes, task, best, stop)
 
     def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:
@@ -352,31 +350,30 @@ class Rounds:
         self, heat: tuple[float, float], fitting: Fitting, work: int, best: Best, stop: Stop
     ) -> Array:
         """Ruin and recreate, from the state, for so much work; where that ends."""
-        ruining, room = self.ruining, (self.model, self.state, self.ruining)
+        ruining = self.ruining
         copy_state(self.state, ruining.now)
         begin_fitting(self.model, self.state, fitting)
         enough = 0.0 if self.match_ranges else self.enough_seconds
         speed = self.speeds.setdefault(RECREATING, Speed())
         pace, made = Pace(stop, work), 0
-        judged = max(1, int(LOST_SHARE * work)) if fitting.capacity_nbytes else 0
         while (left := pace.left(made)) > 0:
             begin = time.monotonic()
             ruins = Ruins(self.unit * heat[0], self.unit * heat[1], float(made + left), enough)
-            chunk = min(left, speed.chunk, judged - made if made < judged else left)
+            chunk = min(left, speed.chunk)
+            room = (self.model, self.state, ruining)
             spent = recreate(*room, ruins, fitting, best, made, chunk) - made
             made += spent
             stop.spend(spent)
             speed.note(spent, time.monotonic() - begin)
             if best is self.found:
                 self._tell()
-            is_lost = made >= judged > 0 and ruining.now.totals[EXCESS] > 0
-            if best.figures[BEST_SECONDS] <= enough or is_lost:
+            if best.figures[BEST_SECONDS] <= enough:
                 break
         return ruining.now.steps[OP, : ruining.now.totals[LENGTH]].copy()
 
-    def _fitting(self, packed_nbytes: int, over_seconds: float = 1.0) -> Fitting:
+    def _fitting(self, packed_nbytes: int) -> Fitting:
         """How a round finds what can be packed in so many bytes; 0: whatever can be."""
-        least, seconds = int(SMALL * packed_nbytes), over_seconds * self.unit
+        least, seconds = int(SMALL * packed_nbytes), OVER_SECONDS * self.unit
         return Fitting(self.packing, packed_nbytes, least, seconds, np.zeros(2))
 
     def is_enough(self) -> bool:

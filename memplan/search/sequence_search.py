@@ -19,7 +19,7 @@ from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECO
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.replay import UNLIMITED
 from memplan.search.online import compile_online
-from memplan.search.race import BEGUN, race
+from memplan.search.race import race
 from memplan.search.round_kinds import (
     ANNEALING_ROUNDS,
     FIRST_RECREATED,
@@ -63,8 +63,6 @@ FAR_COST = 2.0
 # 4,812 at 20% of the peak; in graphs of convolutions, whose plans mostly cost less, one such round
 # ended above. HRNet's at 30% costs more, and gains by them.
 FAR_OVERHEAD, SLICED_SHARE = 0.3, 0.3
-# Before that one is recreated in so much of the budget that it can be packed. Set on HRNet at 30%.
-PACKED_SHARE = 0.985
 # What is too large where live bytes are not what counts is mended by so many rounds of this kind,
 # in which it is packed attempt by attempt, and in blocks and of large graphs of the second, in
 # which it is not. They get fewer bytes by half of what is over, but by MOST_FALL of them at most,
@@ -76,10 +74,6 @@ PACKED_SHARE = 0.985
 # more of them, which get fewer by all that is over.
 MENDING, MENDING_ANNEALED = Round(False, 0.5, 0.1, recreates=True), Round(False, SHORT_HOT, 0.1)
 MENDINGS, MENDINGS_OF_NOTHING, MOST_FALL, MENDING_STEP = 4, 8, 0.01, 0.005
-# Bytes that are over, in budgets, cost so many steps in the first round that packs. Set on HRNet at
-# 30% of its step and on SENet-154 at 40%. In each of the next three they cost so many times more:
-# near the least memory of HRNet what is cheapest for what it is over stays over.
-OVER_SECONDS, DEARER = 1.0, 4.0
 # A search without a number of rounds ends after so many that found nothing cheaper.
 PATIENCE = 4 * len(ANNEALING_ROUNDS)
 
@@ -171,8 +165,7 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             # From what is too large it may find nothing in any aim; what fits is in most.
             begins_fitting = nlost > 1 and search.fitting is not None
             start = best_sequence(search.found) if begins_fitting else search.first
-            over_seconds = OVER_SECONDS * DEARER ** min(tries - 1, MENDINGS - 1)
-            _mend(search, kind, start, aim, budget_nbytes, over_seconds)
+            _mend(search, kind, start, aim, budget_nbytes)
         elif not roughly:
             return aim
     settle(search, budget_nbytes)
@@ -180,14 +173,10 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
     return (aim + budget_nbytes + 1) // 2 if kind.recreates else aim
 
 
-def _mend(
-    search: Rounds, kind: Round, start: Array, aim: int, budget_nbytes: int, over_seconds: float
-) -> None:
+def _mend(search: Rounds, kind: Round, start: Array, aim: int, budget_nbytes: int) -> None:
     """A round that looks for what fits; else what it ends with may do so after a closer look."""
     found, settled = search.found.figures, search.settled.figures
-    end = search.round(
-        kind, aim, start=start, packed_nbytes=budget_nbytes, over_seconds=over_seconds
-    )
+    end = search.round(kind, aim, start=start, packed_nbytes=budget_nbytes)
     if kind.recreates and found[BEST_SECONDS] == settled[BEST_SECONDS]:
         search.offer(end, budget_nbytes)
 
@@ -230,23 +219,7 @@ def _sliced_start(search: Rounds, budget_nbytes: int, *, roughly: bool) -> None:
     settle(search, budget_nbytes, roughly=roughly)  # so that what fits is not lost
     sliced = search.sliced(budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
     if sliced and not search.stop.is_over():
-        if search.excess is not None:
-            _pack_sliced(search, sliced, budget_nbytes)
         race(search, sliced, budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
-
-
-def _pack_sliced(search: Rounds, sliced: Sequence[Array], budget_nbytes: int) -> None:
-    """A short round to something that can be packed: there may be no time to mend what is cheaper.
-
-    From the cheapest in so few bytes that this is easy.
-    """
-    aim = int(PACKED_SHARE * budget_nbytes)
-
-    def cost(sequence: Array) -> tuple[int, float]:
-        return max(0, search.live_peak(sequence) - aim), search.seconds(sequence)
-
-    search.round(BEGUN, aim, start=min(sliced, key=cost), packed_nbytes=budget_nbytes)
-    settle(search, budget_nbytes, roughly=True)
 
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:
