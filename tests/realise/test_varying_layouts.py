@@ -178,6 +178,17 @@ def test_layouts_are_looked_for_where_others_round_by_what_is_written_over_data(
     assert bool(looked_for) == bool(kept) == is_read_by_norm
 
 
+@pytest.mark.parametrize("is_head", [True, False])
+def test_what_lives_to_the_end_is_not_read_once_more(is_head: bool) -> None:
+    """Nothing is written over what shares its array with an output of the network."""
+    data = _convolution(mx.sym.Variable("img"), "conv")
+    loss = _loss(mx.sym.BatchNorm(mx.sym.sin(data), fix_gamma=False))
+    symbol = mx.sym.Group([mx.sym.BlockGrad(data), loss]) if is_head else loss
+    traced = trace(symbol, shapes=SHAPES, realisation="explicit")
+    kept = in_place.kept_in_explicit(traced.graph, traced.nodes, traced.stock_order)
+    assert bool(kept) == (not is_head)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_mirrored_network_has_the_gradient_of_slopes_of_one_that_is_not(depth: int) -> None:
     out = mx.sym.Variable("img")

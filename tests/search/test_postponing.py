@@ -10,6 +10,7 @@ from hypothesis import given
 from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
+from memplan.search import postponing
 from memplan.search import slices as module
 from memplan.search.eager import reordered
 from memplan.search.postponing import _most, _Postponing, postponed
@@ -95,3 +96,24 @@ def test_more_is_stored_where_less_is_held(monkeypatch: pytest.MonkeyPatch) -> N
     later = cheapest()
     monkeypatch.setattr(module, "postponed", reordered)
     assert later.overhead < cheapest().overhead - 0.05
+
+
+def test_it_ends_with_the_steps_that_it_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 10,000 ops it went on for seconds to make orders that it did not look at."""
+    graph, made = recurrent(40), list[int]()
+    behind = _Postponing._behind
+
+    def counted(self: _Postponing, place: int, peak: int, ops: set[int]) -> list[int] | None:
+        made.append(self._nsteps_left)
+        return behind(self, place, peak, ops)
+
+    monkeypatch.setattr(_Postponing, "_behind", counted)
+    monkeypatch.setattr(postponing, "MOST_STEPS", 3 * len(graph.ops))
+    _Postponing(graph, reordered(graph).order)
+    assert made
+    assert sum(left <= 0 for left in made) <= 1
+
+
+def test_nothing_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "postponed", lambda graph, *, reorder: pytest.fail("begun"))
+    assert not sliced_schedules(recurrent(4), 8 * UNIT, Stop.after(-1.0), reorder=True)
