@@ -56,7 +56,7 @@ def picked_net() -> Network:
     body = mx.sym.Convolution(mx.sym.Variable("data"), num_filter=8, kernel=(1, 1), name="first")
     body = mx.sym.Convolution(body, num_filter=8, kernel=(1, 1), name="second")
     body = body * mx.sym.sigmoid(body)
-    places = mx.sym.ones((1, 4))
+    places = mx.sym.reshape(mx.sym.arange(4), (1, 4))
     body = mx.sym.gather_nd(body, places)
     scores = mx.sym.FullyConnected(mx.sym.BatchNorm(body, fix_gamma=False), num_hidden=10)
     loss = mx.sym.SoftmaxOutput(scores, name="softmax")
