@@ -42,6 +42,7 @@ from memplan.mxnet.realise.rewrite import (
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
+from memplan.mxnet.trace.layouts import must_be_in_place
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
@@ -49,7 +50,6 @@ from memplan.mxnet.trace.operators import (
     is_made_of_symbol,
     is_true,
     keeps_gradient,
-    must_be_in_place,
     must_not_be_in_place,
     runs_user_code,
 )

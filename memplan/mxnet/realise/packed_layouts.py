@@ -21,7 +21,8 @@ from memplan.mxnet.realise.shared_arrays import (
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_place
+from memplan.mxnet.trace.layouts import must_be_in_place
+from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import TrainingGraph
 
 

@@ -14,14 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.varying_layouts import may_be_own, takes_notes
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import (
-    CONVOLUTIONS,
-    KEEPS_LAYOUT,
-    ignored_inputs,
-    reads_any_layout,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import CONVOLUTIONS, ignored_inputs
 from memplan.mxnet.trace.probe import handovers
 from memplan.step.graph import Handover, TrainingGraph
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own, takes_notes
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.layouts import viewed_inputs
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import ignored_inputs, viewed_inputs
+from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.step.graph import TrainingGraph
 
 

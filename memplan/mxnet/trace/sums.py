@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Infos, Node, depth_first
-from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
+from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import handovers
 
 # Says of a variable of whose gradient it is what was there before the step.

@@ -17,15 +17,14 @@ from memplan.mxnet.realise.estimate.onednn_kernels import kernels, knows_dtype
 from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on, nbrought, ncopies
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.operators import (
-    CONVOLUTIONS,
+from memplan.mxnet.trace.layouts import (
     KEEPS_LAYOUT,
-    ignored_inputs,
     is_of_views,
     reads_any_layout,
     writes_in_layout_of_place,
 )
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.operators import CONVOLUTIONS, ignored_inputs
 from memplan.step.graph import TrainingGraph
 
 # The operator of oneDNN that writes over a term in the layout that this has.

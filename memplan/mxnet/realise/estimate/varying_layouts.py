@@ -11,12 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.estimate.layout_copies import SUM
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import (
-    KEEPS_LAYOUT,
-    is_gradient_of_slopes,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import Op, TrainingGraph
 
 # They choose the layout of what they write by their shapes, whatever that of what they read.
