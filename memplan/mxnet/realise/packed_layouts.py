@@ -12,17 +12,12 @@ from memplan.mxnet.realise.layout_copy import can_copy
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_calls import Overwritten
 from memplan.mxnet.realise.packed_rules import needs_state
-from memplan.mxnet.realise.shared_arrays import (
-    between_shapes,
-    places_of_tensors,
-    read_turned,
-    rounds_by_layout,
-)
+from memplan.mxnet.realise.shared_arrays import between_shapes, read_turned, rounds_by_layout
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.layouts import must_be_in_place
-from memplan.mxnet.trace.operators import is_gradient_of_slopes
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, places_of_tensors
 from memplan.step.graph import TrainingGraph
 
 

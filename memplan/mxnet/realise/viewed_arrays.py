@@ -13,7 +13,7 @@ from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own, t
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.layouts import viewed_inputs
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import ignored_inputs
+from memplan.mxnet.trace.operators import places_of_tensors
 from memplan.step.graph import TrainingGraph
 
 
@@ -53,10 +53,4 @@ def _noted_input(node: Node) -> int | None:
 
 def _tensors(graph: TrainingGraph, nodes: Sequence[Node], index: int) -> dict[int, int]:
     """The tensors that an op reads, by the input of its node."""
-    node, tensors = nodes[index], iter(graph.ops[index].inputs)
-    ignored = ignored_inputs(node)
-    return {
-        place: next(tensors)
-        for place, (source, _) in enumerate(node.inputs)
-        if not source.is_variable and place not in ignored
-    }
+    return dict(zip(places_of_tensors(nodes[index]), graph.ops[index].inputs, strict=False))

@@ -132,6 +132,16 @@ def ignored_inputs(node: Node) -> tuple[int, ...]:
     return _IGNORED_INPUTS.get(node.op, ())
 
 
+def places_of_tensors(node: Node) -> list[int]:
+    """The inputs of ``node`` that are tensors of its step, those that its op has."""
+    ignored = ignored_inputs(node)
+    return [
+        place
+        for place, (source, _) in enumerate(node.inputs)
+        if not source.is_variable and place not in ignored
+    ]
+
+
 def is_random(node: Node) -> bool:
     """Does ``node`` draw random numbers?"""
     if node.op == "LeakyReLU":
