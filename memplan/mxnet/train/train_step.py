@@ -66,7 +66,7 @@ from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps, s
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
-from memplan.util.flags import flag
+from memplan.util.arguments import flag
 from memplan.util.numbers import shown
 
 Parameter = Any
