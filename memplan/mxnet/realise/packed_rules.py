@@ -153,11 +153,11 @@ def join_parts(heads: Sequence[Entry]) -> None:
 def gradients_outside(
     heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
 ) -> set[Entry]:
-    """The gradients that autograd writes into arrays of the caller's: see :meth:`Form.outside`.
+    """The gradients that autograd writes into arrays of the caller's.
 
-    It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
-    gradients that nothing else reads can be there, and none of an operator that would not add.
-    TraceError for other sparse arrays.
+    See :meth:`memplan.mxnet.trace.form.Form.outside`. Autograd adds as in any other loop, an
+    Embedding row by row, and writes sparse gradients sparse. Only gradients that nothing else reads
+    can be there, and none of an operator that would not add. TraceError for other sparse arrays.
     """
     order = [node for node in depth_first(heads) if not node.is_variable]
     readers = Counter(entry for node in order for entry in node.inputs)
