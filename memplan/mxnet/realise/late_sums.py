@@ -10,10 +10,9 @@ from __future__ import annotations
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
 from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_true
+from memplan.mxnet.trace.operators import FOREACH, WHILE_LOOP, is_true
 from memplan.mxnet.trace.sizes import Attributes
 from memplan.mxnet.trace.sums import is_added_late
 

@@ -14,9 +14,9 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.einsum import is_optimized
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.gradient import ZERO_OPS
-from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
+    COND,
     EMBEDDINGS,
     RECURRENT,
     has_sparse_gradient,

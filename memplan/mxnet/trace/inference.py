@@ -26,6 +26,7 @@ from memplan.mxnet.trace.nnvm import (
     shape_is_known,
     to_symbol,
 )
+from memplan.mxnet.trace.operators import COND, WHILE_LOOP
 from memplan.mxnet.trace.sizes import Attributes
 
 # Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
@@ -34,8 +35,6 @@ _NOT_FROM_JSON = frozenset(
     """_backward_Custom _backward_gather_nd _backward_foreach _backward_while_loop
     _backward_cond""".split()
 )
-
-FOREACH, WHILE_LOOP, COND = "_foreach", "_while_loop", "_cond"
 
 Found = dict[Entry, EntryInfo]
 

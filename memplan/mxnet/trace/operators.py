@@ -63,7 +63,7 @@ _ZERO_GRADIENTS = frozenset(
 _ADDED_GRADIENTS = frozenset({CUSTOM, "IdentityAttachKLSparseReg"})
 
 # Operators that hold networks.
-_LOOPS_AND_BRANCHES = frozenset("_foreach _while_loop _cond".split())
+FOREACH, WHILE_LOOP, COND = _LOOPS_AND_BRANCHES = ("_foreach", "_while_loop", "_cond")
 
 # The attribute by which MXNet knows the ops of the body of a loop, or branch, while it is made.
 LOOP = "__subgraph_name__"

@@ -16,7 +16,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.operators import FOREACH, WHILE_LOOP
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
