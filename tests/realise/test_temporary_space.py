@@ -9,7 +9,7 @@ import pytest
 
 from helpers.small_convolutions import convolved, normed
 from memplan.mxnet.realise.estimate import onednn_kernels, workspace_estimate
-from memplan.planning import parcel
+from memplan.planning import job_json
 from memplan.planning.job import Job
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
@@ -63,7 +63,7 @@ def test_a_gradient_is_computed_beside_what_dies_under_it() -> None:
     job = _job(_two_layers(), "mirror")
     schedule = mirror(job.graph, {*_places(job, "first", "act")})
     assert _further(job, schedule) == 2 * N
-    assert parcel.from_json(parcel.to_json(job)).beside == job.beside
+    assert job_json.from_json(job_json.to_json(job)).beside == job.beside
 
 
 @pytest.mark.parametrize(("nflags", "further"), [(1, 0), (2, N)])
