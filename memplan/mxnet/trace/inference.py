@@ -15,6 +15,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import (
     VARIABLE,
     Entry,
@@ -27,7 +28,6 @@ from memplan.mxnet.trace.nnvm import (
     to_symbol,
 )
 from memplan.mxnet.trace.operators import COND, WHILE_LOOP
-from memplan.mxnet.trace.sizes import Attributes
 
 # Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
 # or the networks that they hold.
