@@ -41,10 +41,10 @@ from memplan.mxnet.trace.operators import (
 )
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.shared_gradients import check_shared_gradients
-from memplan.mxnet.trace.sizes import check_op
 from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
+from memplan.mxnet.trace.too_large import check_op
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.util.numbers import shown
 
