@@ -17,6 +17,7 @@ from memplan.planning.cache import Cache
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Symbol, usable
+from memplan.planning.sizes import Sizes
 from memplan.planning.sizes_tried import BatchSize, Trial
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
@@ -35,8 +36,6 @@ from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import ACCEPTED, format_nbytes, is_share, parse_budget
 from memplan.util.numbers import is_finite, plain, shown
 from memplan.util.stop import Stop
-
-MARK = "N"
 
 # The bytes of a plan per sample are taken from a batch of this size: in a smaller one, what does
 # not grow with the batch weighs too much.
@@ -95,7 +94,7 @@ def max_batch_size(
     # is accepted is told from one that does not fit.
     is_more = max_overhead is not None and max_overhead > MOST_OVERHEAD
     limits = {"max_overhead": max_overhead if is_more else None}
-    sizes = _Sizes(net, {**options, **limits}, SHARE_OF_TIME * time_limit)
+    sizes = Sizes(net, {**options, **limits}, SHARE_OF_TIME * time_limit)
     with noticing() as interrupt:
         create(strategy, realisation=usable(options.get("realisation", "mirror")))
         search = _Search(
@@ -124,43 +123,6 @@ def _bytes(budget: int | str) -> int:
     except ArgumentError as error:
         refusal = str(error).removesuffix(f"; {ACCEPTED}")
         raise ArgumentError(f"{refusal}; {accepted}") from None
-
-
-class _Sizes:
-    """The network at any batch size, traced when it is first asked for."""
-
-    def __init__(self, net: Symbol, options: Mapping[str, Any], seconds: float) -> None:
-        self.net, self.options, self.seconds = net, options, seconds
-        self.jobs: dict[int, Job] = {}
-        self.templates = {
-            name: tuple(value)
-            for name, value in options.items()
-            if isinstance(value, tuple | list) and MARK in value
-        }
-        if not self.templates:
-            raise ArgumentError(
-                f"no shape names the batch: put {MARK!r} in its place, as in "
-                f"data=({MARK!r}, 3, 224, 224)"
-            )
-
-    def job(self, size: int) -> Job:
-        if size not in self.jobs:
-            shapes = {
-                name: tuple(size if n == MARK else n for n in shape)
-                for name, shape in self.templates.items()
-            }
-            arguments = {**self.options, **shapes, "time_limit": self.seconds}
-            try:
-                self.jobs[size] = Job.prepare(self.net, **arguments)
-            except ArgumentError as error:
-                if not self.jobs:
-                    raise
-                raise ArgumentError(
-                    f"the network takes a batch of {max(self.jobs)}, but none of {size}, and a "
-                    f"search for the largest batch tries any size. Plan sizes that it takes one by "
-                    f"one with memplan.plan, the budget in bytes. MXNet says: {error}"
-                ) from error
-        return self.jobs[size]
 
 
 def _refused(strategy: str, budget_nbytes: int, error: SizeError) -> Attempt:
@@ -193,7 +155,7 @@ class _Search:
 
     def __init__(
         self,
-        sizes: _Sizes,
+        sizes: Sizes,
         strategy: str | Strategy,
         budget_nbytes: int,
         max_overhead: float | None,

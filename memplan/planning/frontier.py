@@ -22,10 +22,10 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
+from memplan.util.arguments import several_of
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import plain, shown
-from memplan.util.several import several_of
 
 POINTS = 8
 

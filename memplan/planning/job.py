@@ -133,9 +133,10 @@ class Job:
 
     @classmethod
     def prepare(cls, net: Symbol, stock: Job | None = None, /, **options: Any) -> Job:
-        """Trace ``net`` and cost it; the ``options`` are those of :func:`plan`, with the shapes.
+        """Trace ``net`` and cost it.
 
-        ``stock`` is that of :meth:`of_inputs`.
+        The ``options`` are those of :func:`memplan.plan`, with the shapes; ``stock`` is that of
+        :meth:`of_inputs`.
         """
         shapes = {name: value for name, value in options.items() if name not in OPTIONS}
         named = {name: value for name, value in options.items() if name in OPTIONS}

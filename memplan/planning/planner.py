@@ -24,9 +24,9 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
+from memplan.util.arguments import several_of
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
-from memplan.util.several import several_of
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq

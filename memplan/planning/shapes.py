@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
-from memplan.planning.given import CountedBefore
+from memplan.planning.counted_before import CountedBefore
 from memplan.planning.job import Job, realise
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan

@@ -1,9 +1,9 @@
 """Attempts that do not depend on each other: here one after the other, or in an executor.
 
 What travels to a worker is the network as JSON, its costs and the strategy; what comes back is the
-attempt as JSON, which is checked, realised and measured here (:mod:`memplan.planning.record`). So a
-worker may be a process or another machine, and cannot make a plan that would not have been accepted
-here.
+attempt as JSON, which is checked, realised and measured here
+(:mod:`memplan.planning.attempt_json`). So a worker may be a process or another machine, and cannot
+make a plan that would not have been accepted here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from memplan.errors import ArgumentError, MemplanError, PlanningError, UsageError
-from memplan.planning import parcel, record
+from memplan.planning import attempt_json, job_json
 from memplan.planning.apart import Do
 from memplan.planning.attempt import try_strategy
 from memplan.planning.cache import Cache, digest
@@ -93,7 +93,7 @@ class Task:
 
     def read(self, text: str) -> Attempt:
         """The attempt that is recorded as ``text``; ScheduleError if it is none of this job."""
-        return self._do(record.from_json, text)
+        return self._do(attempt_json.from_json, text)
 
     def _do(self, function: Callable[..., Attempt], *arguments: Any, **options: Any) -> Attempt:
         if self.do is None:
@@ -112,7 +112,7 @@ class Task:
         return json.dumps(
             {
                 "memplan": _version(),
-                "format": record.FORMAT,
+                "format": attempt_json.FORMAT,
                 "graph": digest(job.graph.to_json()),
                 "network": digest(job.trace.symbol.tojson()),
                 "realisation": job.realisation.name,
@@ -223,7 +223,7 @@ def _kept(task: Task, cache: Cache) -> Attempt | None:
 
 def _keep(task: Task, attempt: Attempt, cache: Cache) -> None:
     if task.key is not None:
-        cache.keep(task.key, record.to_json(attempt))
+        cache.keep(task.key, attempt_json.to_json(attempt))
     else:
         warnings.warn(
             f"the plan is not kept: strategy {task.name} is no dataclass, has options whose text "
@@ -257,7 +257,7 @@ _ADVICE = (
 def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
     futures: list[Future[str]] = []
     try:
-        texts = {id(task.job): parcel.to_json(task.job) for task in tasks}
+        texts = {id(task.job): job_json.to_json(task.job) for task in tasks}
         for task in tasks:
             start = None if task.start is None else task.start.to_json()
             arguments = (texts[id(task.job)], task.name, task.solver, task.budget_nbytes, start)
@@ -265,7 +265,7 @@ def _there(tasks: Sequence[Task], executor: Executor) -> Answers:
         for task, future in zip(tasks, futures, strict=True):
             try:
                 data = json.loads(future.result())
-                attempt = record.from_json(task.job, data["attempt"])
+                attempt = attempt_json.from_json(task.job, data["attempt"])
             except BrokenExecutor as error:
                 told = PlanningError(f"a process of the executor has ended: {error}{_ADVICE}")
                 told.__cause__ = error
@@ -305,13 +305,13 @@ def _answer(
             arguments = (job_text, name, solver, budget_nbytes, start, bound_seconds)
             return fresh.submit(_answer, *arguments).result()
     with _raising_what_travels(), _ONE_AT_A_TIME, noticing() as interrupt:
-        job = parcel.from_json(job_text)
+        job = job_json.from_json(job_text)
         schedule = None if start is None else Schedule.from_json(job.graph, start)
         with as_traced(job.trace):
             attempt = try_strategy(
                 job, solver, budget_nbytes, start=schedule, bound_seconds=bound_seconds
             )
-    text = record.to_json(dataclasses.replace(attempt, strategy=name))
+    text = attempt_json.to_json(dataclasses.replace(attempt, strategy=name))
     return json.dumps({"attempt": text, "whole": not interrupt.has_come})
 
 

@@ -188,3 +188,29 @@ def autograd_gradients(net: Any, batch: Any) -> Values:
 
 def assert_equal(one: Values, other: Values) -> None:
     assert not differences([one], [other])
+
+
+def gradients_of_steps(net: Any, x: Any, make: Callable[[Any], Any]) -> list[Values]:
+    """Those of three steps of what ``make`` makes of ``net``; before the last it is hybridized."""
+    found = []
+    net(x)
+    net = make(net)
+    for step in range(3):
+        if step == 2:
+            net.hybridize()
+        with autograd.record():
+            loss = net(x).square().sum()
+        loss.backward()
+        found.append(gradients(net))
+    return found
+
+
+def losses_of_two_steps(net: Any, x: Any, y: Any) -> list[float]:
+    """Of every example, without an update between."""
+    found: list[float] = []
+    for _ in range(2):
+        with autograd.record():
+            loss = SOFTMAX(net(x), y)
+        loss.backward()
+        found += loss.asnumpy().tolist()
+    return found

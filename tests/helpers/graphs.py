@@ -247,6 +247,12 @@ def layered_graphs(draw: st.DrawFn, max_forward: int = 8) -> TrainingGraph:
     )
 
 
+def uneven_chain(length: int) -> TrainingGraph:
+    """A chain of ops that take different times, none of which is a round number."""
+    graph = unit_chain(length)
+    return graph.with_seconds([0.1 + 0.3 * (i * 7 % 11) for i in range(len(graph.ops))])
+
+
 def in_mxnets_order(graph: TrainingGraph) -> TrainingGraph:
     """``graph`` with its ops in the order in which MXNet runs them."""
     order = mirror(graph, frozenset()).ops

@@ -24,3 +24,16 @@ def convolved(data: Symbol, nfilter: int = 16, groups: int = 1) -> Symbol:
 
 def activated(data: Symbol) -> Symbol:
     return mx.sym.Activation(data, act_type="relu")
+
+
+def pooled(data: Symbol) -> Symbol:
+    return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
+
+
+def normed(data: Symbol) -> Symbol:
+    return mx.sym.BatchNorm(data, fix_gamma=False)
+
+
+def classified(data: Symbol) -> Symbol:
+    """The loss of four classes."""
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))

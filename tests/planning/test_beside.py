@@ -16,7 +16,7 @@ from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.optimizer_states import states_nbytes
 from memplan.mxnet.realise.update_workspace import update_nbytes
-from memplan.planning import job, parcel
+from memplan.planning import job, job_json
 from memplan.planning.job import Job
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
@@ -118,7 +118,7 @@ def test_a_mirrored_step_pays_for_the_copies_of_each_run(kind: str, pictures: in
     assert parts.workspace_nbytes == job.unplanned.workspace_nbytes + nbytes
     assert job.holds(flagged) == parts.total_nbytes
     assert job.holds(everything) == job.unplanned.total_nbytes
-    again_made = parcel.from_json(parcel.to_json(job))
+    again_made = job_json.from_json(job_json.to_json(job))
     assert again_made.beside == job.beside
 
 
@@ -323,7 +323,7 @@ def test_it_goes_with_the_plan_and_with_the_job(table: CostTable, tmp_path: Path
     (tmp_path / "plan.json").write_text(plan_text(made), encoding="utf-8")
     assert load_plan(tmp_path / "plan.json").footprint == made.footprint
     prepared = Job.prepare(NET, realisation="packed", **options, **SHAPES)
-    assert parcel.from_json(parcel.to_json(prepared)).beside == prepared.beside
+    assert job_json.from_json(job_json.to_json(prepared)).beside == prepared.beside
 
 
 def test_an_optimizer_that_cannot_update_a_parameter_is_named() -> None:

@@ -23,7 +23,7 @@ from helpers.planning import NEVER_SECONDS, ROOFLINE, NoDataclass, flagged, quic
 from memplan.errors import ArgumentError, CostError
 from memplan.mxnet.realise.measure import reported_mib
 from memplan.mxnet.trace.build import trace
-from memplan.planning import record
+from memplan.planning import attempt_json
 from memplan.planning.attempt import bounded, budget_error, try_strategy
 from memplan.planning.job import Job
 from memplan.step.schedule import Schedule
@@ -291,7 +291,8 @@ def test_what_is_proved_in_order_only_is_said_to_be(network: Any) -> None:
     assert made is not None
     assert made.bound_in_order
     assert "no plan that keeps the order of the ops in every stage within" in str(made)
-    plan = record.from_json(job, record.to_json(try_strategy(job, in_order, budget))).plan
+    text = attempt_json.to_json(try_strategy(job, in_order, budget))
+    plan = attempt_json.from_json(job, text).plan
     assert plan is not None
     assert plan.bound_in_order
     impossible = NoDataclass(Outcome(Status.INFEASIBLE, in_order=True))

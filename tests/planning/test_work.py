@@ -15,7 +15,7 @@ import memplan
 from helpers.networks import Network, residual_net
 from helpers.planning import ROOFLINE
 from memplan.errors import ArgumentError
-from memplan.planning import record
+from memplan.planning import attempt_json
 from memplan.planning.attempt import try_strategy
 from memplan.planning.job import Job
 from memplan.strategies import Outcome, configured, create
@@ -56,7 +56,7 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
     assert none.plan is None
     attempt = try_strategy(job, Cut(cut), plan.budget_nbytes)
     assert attempt.cut_by_clock is cut
-    assert record.from_json(job, record.to_json(attempt)).cut_by_clock is cut
+    assert attempt_json.from_json(job, attempt_json.to_json(attempt)).cut_by_clock is cut
     assert f"{cut}" in memplan.compare(net, strategies=[Cut(cut)], budgets=0.7, **shapes).to_csv()
 
 

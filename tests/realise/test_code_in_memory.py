@@ -5,6 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
+from helpers.small_convolutions import SHAPE, activated, convolved
 from memplan.mxnet import profile
 from memplan.mxnet.realise.estimate import code_in_memory
 from memplan.mxnet.realise.estimate.code_in_memory import (
@@ -26,16 +27,6 @@ from memplan.step.schedule import Schedule
 
 Symbol = mx.sym.Symbol
 
-SHAPE = (2, 16, 8, 8)
-
-
-def _activation(data: Symbol) -> Symbol:
-    return mx.sym.Activation(data, act_type="relu")
-
-
-def _conv(data: Symbol, nfilter: int = 16) -> Symbol:
-    return mx.sym.Convolution(data, num_filter=nfilter, kernel=(3, 3), pad=(1, 1), no_bias=True)
-
 
 def _traced(body: Symbol, shape: tuple[int, ...] = SHAPE, realisation: str = "packed") -> Trace:
     net = mx.sym.MakeLoss(mx.sym.mean(body))
@@ -53,9 +44,9 @@ def test_onednn_has_code_for_each_of_its_operators_that_differs(
     """A further convolution and activation, of other shapes or of the same, and their gradients."""
     monkeypatch.setattr(code_in_memory, "OPERATOR_NBYTES", GB)
     monkeypatch.setattr(code_in_memory, "FIRST_OPERATORS", 1)
-    one = _activation(_conv(_activation(mx.sym.Variable("data"))))
+    one = activated(convolved(activated(mx.sym.Variable("data"))))
     found = []
-    for body in (one, _activation(_conv(one, nfilter))):
+    for body in (one, activated(convolved(one, nfilter))):
         # A loss of its own shapes would differ, too.
         estimate = load(realisation).workspace(_traced(body, realisation=realisation), "cpu")
         assert estimate is not None
@@ -100,7 +91,7 @@ def test_steps_of_which_onednn_computes_nothing_count_none_of_its_code(
     monkeypatch.setattr(code_in_memory, "FIRST_OPERATORS", 0)
     monkeypatch.setattr(code_in_memory, "OPERATOR_NBYTES", GB)
     data = mx.sym.Cast(mx.sym.Variable("data"), dtype=dtype)
-    traced = _traced(mx.sym.Cast(_activation(data), dtype="float32"), (4096, 4096))
+    traced = _traced(mx.sym.Cast(activated(data), dtype="float32"), (4096, 4096))
     counted = code_nbytes(traced.nodes, 0)
     assert counted // GB == 2 * is_onednns
     expected = FIRST_NBYTES + OF_AVX512_NBYTES * has_avx512()
@@ -115,8 +106,8 @@ def test_convolutions_and_avx512_have_code_of_their_own(
 ) -> None:
     monkeypatch.setattr(code_in_memory, "has_avx512", lambda: processor_has_avx512)
     data = mx.sym.Variable("data")
-    body = _conv(data, 1) if has_convolution else data
-    traced = _traced(_activation(body), (1024, 1, 256, 256))
+    body = convolved(data, 1) if has_convolution else data
+    traced = _traced(activated(body), (1024, 1, 256, 256))
     more = OF_CONVOLUTIONS_NBYTES * has_convolution + OF_AVX512_NBYTES * processor_has_avx512
     assert code_nbytes(traced.nodes, 0) == FIRST_NBYTES + more
 
@@ -124,7 +115,7 @@ def test_convolutions_and_avx512_have_code_of_their_own(
 def test_a_loss_of_float32_is_no_reason_to_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_in_memory, "MOST_OF_WRITTEN", 1)
     data = mx.sym.Variable("data", dtype="float64")
-    data = mx.sym.Cast(_activation(data), dtype="float32")
+    data = mx.sym.Cast(activated(data), dtype="float32")
     net = mx.sym.SoftmaxOutput(data, name="softmax")
     traced = trace(
         net, shapes={"data": (4096, 4096)}, grad_req={"data": "write"}, realisation="packed"

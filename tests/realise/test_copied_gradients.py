@@ -7,7 +7,16 @@ from collections.abc import Callable
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
+from helpers.small_convolutions import (
+    SHAPE,
+    WEIGHT,
+    N,
+    activated,
+    classified,
+    convolved,
+    pictures,
+    pooled,
+)
 from memplan.mxnet.realise.estimate import (
     onednn_kernels,
     scratchpads,
@@ -35,8 +44,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _traced(net: Symbol, shape: tuple[int, ...] = SHAPE) -> Trace:
-    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(net), num_hidden=4))
-    return trace(loss, shapes={"data": shape}, grad_req="write")
+    return trace(classified(net), shapes={"data": shape}, grad_req="write")
 
 
 def _of_backward(kind: str, traced: Trace) -> tuple[int, int]:
@@ -46,19 +54,15 @@ def _of_backward(kind: str, traced: Trace) -> tuple[int, int]:
     return found.kept_nbytes[index], found.temporary_nbytes[index]
 
 
-def _pooled(data: Symbol) -> Symbol:
-    return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
-
-
 def test_the_gradient_of_a_pooling_has_the_layout_of_thepicture() -> None:
     """The one that the convolution behind it wrote is brought into that."""
-    traced = _traced(convolved(_pooled(mx.sym.tanh(pictures()))))
+    traced = _traced(convolved(pooled(mx.sym.tanh(pictures()))))
     assert _of_backward("Pooling", traced) == (0, N // 4)
     assert _of_backward("tanh", traced) == (0, 0)
 
 
 def test_the_gradient_of_a_pooling_in_one_layout_is_not_copied() -> None:
-    traced = _traced(convolved(_pooled(mx.sym.tanh(convolved(pictures())))))
+    traced = _traced(convolved(pooled(mx.sym.tanh(convolved(pictures())))))
     assert _of_backward("Pooling", traced) == (0, 0)
     assert _of_backward("tanh", traced)[0] > 0
 
@@ -141,7 +145,7 @@ def test_a_convolution_brings_the_gradient_of_whole_pictures_into_its_own_layout
         copied.append(_of_backward("Convolution", traced)[1])
     of_weight = 2 * WEIGHT
     assert copied == [N + N + of_weight, N + 8 * of_weight]
-    traced = _traced(_of_whole_pictures(activated(_pooled(convolved(pictures())))))
+    traced = _traced(_of_whole_pictures(activated(pooled(convolved(pictures())))))
     names = [node.op for node in traced.nodes]
     of_whole, of_parts = (n for n, name in enumerate(names) if name == "_backward_Pooling")
     found = copies(traced.graph, traced.nodes).temporary_nbytes

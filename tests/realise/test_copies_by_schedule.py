@@ -8,7 +8,16 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
+from helpers.small_convolutions import (
+    SHAPE,
+    N,
+    activated,
+    classified,
+    convolved,
+    normed,
+    pictures,
+    pooled,
+)
 from memplan.memory.layouts import kept_nbytes
 from memplan.mxnet.realise.estimate import onednn_kernels
 from memplan.mxnet.realise.estimate.layout_copies import copies, rules
@@ -23,14 +32,6 @@ Symbol = mx.sym.Symbol
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """What oneDNN does depends on the processor: that of another machine is imagined."""
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
-
-
-def _loss(data: Symbol) -> Symbol:
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))
-
-
-def _norm(data: Symbol) -> Symbol:
-    return mx.sym.BatchNorm(data, fix_gamma=False)
 
 
 def _prelu(data: Symbol) -> Symbol:
@@ -66,7 +67,7 @@ def _recomputing_first(job: Job) -> Schedule:
     ("net", "shape", "more"),
     [
         (lambda data: convolved(_swish(convolved(data))), SHAPE, 1),
-        (lambda data: _norm(convolved(_swish(convolved(data)))), SHAPE, 1),
+        (lambda data: normed(convolved(_swish(convolved(data)))), SHAPE, 1),
         (lambda data: mx.sym.relu(mx.sym.square(convolved(data))), SHAPE, 3),
         (lambda data: _in_rows(_prelu(_in_rows(data))), ROWS, 2),
     ],
@@ -74,7 +75,7 @@ def _recomputing_first(job: Job) -> Schedule:
 def test_an_input_that_is_recomputed_dies_where_it_is_written_over(
     net: Callable[[Symbol], Symbol], shape: tuple[int, ...], more: int
 ) -> None:
-    job = Job.prepare(_loss(net(pictures())), realisation="explicit", ctx=mx.cpu(), data=shape)
+    job = Job.prepare(classified(net(pictures())), realisation="explicit", ctx=mx.cpu(), data=shape)
     unplanned, schedule = Schedule.unplanned(job.graph), _recomputing_first(job)
     layouts = job.beside.layouts
     assert kept_nbytes(schedule, layouts) == kept_nbytes(unplanned, layouts) + more * N
@@ -89,7 +90,7 @@ def test_fewer_copies_than_the_unplanned_steps_lower_no_promise() -> None:
     """Bounds for all schedules count those of the unplanned step."""
     relu = mx.sym.relu(convolved(pictures()), name="relu")
     net = mx.sym.sin(relu) + mx.sym.cos(relu) + mx.sym.tan(relu)
-    job = Job.prepare(_loss(net), realisation="explicit", ctx=mx.cpu(), data=SHAPE)
+    job = Job.prepare(classified(net), realisation="explicit", ctx=mx.cpu(), data=SHAPE)
     unplanned, layouts = Schedule.unplanned(job.graph), job.beside.layouts
     names, order = [op.name for op in job.graph.ops], list(range(len(job.graph.ops)))
     order.insert(job.graph.nforward, names.index("relu"))  # its input lives on until then
@@ -100,7 +101,7 @@ def test_fewer_copies_than_the_unplanned_steps_lower_no_promise() -> None:
 
 
 def test_a_network_of_onednns_operators_has_nothing_to_count() -> None:
-    net = _loss(activated(_norm(convolved(activated(convolved(pictures()))))))
+    net = classified(activated(normed(convolved(activated(convolved(pictures()))))))
     for realisation in ("mirror", "explicit"):
         job = Job.prepare(net, realisation=realisation, ctx=mx.cpu(), data=SHAPE)
         assert not job.beside.layouts
@@ -113,9 +114,9 @@ def test_a_network_of_onednns_operators_has_nothing_to_count() -> None:
 def test_of_other_dtypes_than_float32_there_are_no_copies(
     dtype: str, shape: tuple[int, ...]
 ) -> None:
-    net = _norm(_swish(_norm(pictures() * 2)))
+    net = normed(_swish(normed(pictures() * 2)))
     kernel = (1,) * (len(shape) - 2)
-    net = _loss(mx.sym.Pooling(net, kernel=kernel, global_pool=True, pool_type="avg"))
+    net = classified(mx.sym.Pooling(net, kernel=kernel, global_pool=True, pool_type="avg"))
     options: dict[str, Any] = {"type_dict": {"data": dtype}, "realisation": "explicit"}
     traced = trace(net, shapes={"data": shape}, **options)
     found = copies(traced.graph, traced.nodes)
@@ -124,12 +125,8 @@ def test_of_other_dtypes_than_float32_there_are_no_copies(
     assert bool(rules(traced.graph, traced.nodes)) is (dtype == "float32")
 
 
-def _pooled(data: Symbol) -> Symbol:
-    return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
-
-
 def _residual(data: Symbol) -> Symbol:
-    body = convolved(mx.sym.tanh(_norm(convolved(data))))
+    body = convolved(mx.sym.tanh(normed(convolved(data))))
     return mx.sym.relu(body + convolved(data))
 
 
@@ -156,7 +153,7 @@ NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
     "relu": lambda data: mx.sym.relu(convolved(mx.sym.relu(convolved(data)))),
     "sums": _residual,
     "sums of several": lambda data: mx.sym.relu(mx.sym.add_n(*[convolved(data) for _ in range(3)])),
-    "a pooling": lambda data: mx.sym.relu(_pooled(mx.sym.relu(convolved(_swish(convolved(data)))))),
+    "a pooling": lambda data: mx.sym.relu(pooled(mx.sym.relu(convolved(_swish(convolved(data)))))),
     "an LRN": lambda data: mx.sym.relu(convolved(mx.sym.LRN(convolved(data), nsize=5))),
     "a Reshape": lambda data: mx.sym.reshape(mx.sym.relu(convolved(data)), (0, 8, -1)) + 1,
     "a Concat": _joined,
@@ -176,7 +173,7 @@ def test_an_input_of_which_only_the_shape_is_read_is_copied(
     """
     first = convolved(pictures())
     body = convolved(behind(first))
-    net = _loss(body + mx.sym.ones_like(first, name="ones"))
+    net = classified(body + mx.sym.ones_like(first, name="ones"))
     traced = trace(net, shapes={"data": SHAPE}, realisation="explicit")
     kept = []
     for by_executor in (True, False):
@@ -189,7 +186,7 @@ def test_an_input_of_which_only_the_shape_is_read_is_copied(
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_unplanned_step_keeps_the_copies_of_the_base_order(name: str, realisation: str) -> None:
     options: dict[str, Any] = {"shapes": {"data": SHAPE}, "realisation": realisation}
-    traced = trace(_loss(NETWORKS[name](pictures())), **options)
+    traced = trace(classified(NETWORKS[name](pictures())), **options)
     estimate = load(realisation).workspace(traced, "cpu")
     assert estimate is not None
     nbytes, _, layouts, _ = estimate

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+from helpers.small_convolutions import pooled
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.mxnet.gluon import planned
 from memplan.planning.realisation import trace
@@ -63,17 +64,13 @@ def _activated(data: Symbol) -> Symbol:
     return mx.sym.Activation(_convolved(data), act_type="relu")
 
 
-def _pooled(data: Symbol) -> Symbol:
-    return mx.sym.Pooling(data, kernel=(2, 2), stride=(2, 2), pool_type="max")
-
-
 def _normed(data: Symbol) -> Symbol:
     return mx.sym.LRN(data, nsize=5, knorm=2)
 
 
 NETWORKS: dict[str, Callable[[Symbol], Symbol]] = {
-    "AlexNet": lambda x: _activated(_pooled(_normed(_activated(x)))),
-    "GoogLeNet": lambda x: _activated(_normed(_activated(_pooled(_normed(_pooled(x)))))),
+    "AlexNet": lambda x: _activated(pooled(_normed(_activated(x)))),
+    "GoogLeNet": lambda x: _activated(_normed(_activated(pooled(_normed(pooled(x)))))),
 }
 
 

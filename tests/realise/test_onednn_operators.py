@@ -11,7 +11,7 @@ import pytest
 from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
 from memplan.mxnet.realise.estimate.layout_copies import copies
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.operators import reads_any_layout
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.planning.realisation import trace
 
 Symbol = mx.sym.Symbol

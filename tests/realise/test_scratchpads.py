@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
+from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, classified, convolved, pictures
 from memplan.mxnet.realise.estimate import columns, onednn_kernels, scratchpads
 from memplan.mxnet.realise.estimate.layout_copies import copies
 from memplan.planning.realisation import trace
@@ -25,12 +25,8 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "cache_nbytes_of_onednn", {2: 512 << 10}.get)
 
 
-def _loss(data: Symbol) -> Symbol:
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))
-
-
 def _estimated(net: Symbol, shape: tuple[int, ...]) -> int:
-    traced = trace(_loss(net), shapes={"data": shape}, grad_req="write", realisation="packed")
+    traced = trace(classified(net), shapes={"data": shape}, grad_req="write", realisation="packed")
     return scratchpads.scratchpads(traced.graph, traced.nodes, range(len(traced.nodes)))
 
 
@@ -63,7 +59,10 @@ def test_a_gradient_of_the_data_that_nobody_reads_has_none(
     found = []
     for grad_req in ("write", None):  # None: not of the data
         traced = trace(
-            _loss(net), shapes={"data": (2, 12, 8, 8)}, grad_req=grad_req, realisation=realisation
+            classified(net),
+            shapes={"data": (2, 12, 8, 8)},
+            grad_req=grad_req,
+            realisation=realisation,
         )
         found.append(scratchpads.scratchpads(traced.graph, traced.nodes, range(len(traced.nodes))))
     rolled = 4 * 12 * 9 * 64
@@ -80,7 +79,7 @@ def test_convolutions_that_meet_the_same_layouts_are_prepared_once(
     net = pictures()
     for _ in met:
         net = activated(convolved(net, 12))
-    traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
+    traced = trace(classified(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
     given = iter(met)
     all_met = [next(given) if node.op == "Convolution" else "." for node in traced.nodes]
     forward = scratchpads.scratchpads(traced.graph, traced.nodes, all_met)
@@ -126,7 +125,7 @@ def test_packed_steps_prepare_convolutions_of_the_usual_layout_once() -> None:
         net = mx.sym.relu(
             mx.sym.sin(convolved(net, 12))
         )  # no operator of oneDNN's: in the usual layout
-    traced = trace(_loss(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
+    traced = trace(classified(net), shapes={"data": (2, 12, 8, 8)}, realisation="packed")
     met = copies(traced.graph, traced.nodes).layouts
     assert not any(any(m) for m, n in zip(met, traced.nodes, strict=True) if n.op == "Convolution")
 
@@ -145,7 +144,7 @@ def test_avx2_multiplies_matrices_for_the_weights_of_dilated_convolutions(
     for has_avx512 in (True, False):
         monkeypatch.setattr(onednn_kernels, "has_avx512", lambda answer=has_avx512: answer)
         estimates.append(_estimated(net, SHAPE))
-        traced = trace(_loss(net), shapes={"data": SHAPE})
+        traced = trace(classified(net), shapes={"data": SHAPE})
         temporary.append(copies(traced.graph, traced.nodes).temporary_nbytes)
     assert estimates == [0, 4 * 16 * 9 * 64]
     # The data, which all else has in oneDNN's layout, is copied; the gradient of the weight is not.
@@ -231,7 +230,7 @@ def _found(
     monkeypatch.setattr(scratchpads, "threads", lambda: nthreads)
     ndim = len(shape) - 2
     options = {"kernel": (3,) * ndim, "pad": (1,) * ndim, "no_bias": True, **options}
-    traced = trace(_loss(mx.sym.Convolution(pictures(), **options)), shapes={"data": shape})
+    traced = trace(classified(mx.sym.Convolution(pictures(), **options)), shapes={"data": shape})
     [call] = [node for node in traced.nodes if node.op == "Convolution"]
     return [round(nbytes / 1e6, 2) for nbytes in scratchpads._of_products(call)]
 

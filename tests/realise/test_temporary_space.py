@@ -7,9 +7,9 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import convolved
+from helpers.small_convolutions import convolved, normed
 from memplan.mxnet.realise.estimate import onednn_kernels, workspace_estimate
-from memplan.planning import parcel
+from memplan.planning import job_json
 from memplan.planning.job import Job
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
@@ -63,7 +63,7 @@ def test_a_gradient_is_computed_beside_what_dies_under_it() -> None:
     job = _job(_two_layers(), "mirror")
     schedule = mirror(job.graph, {*_places(job, "first", "act")})
     assert _further(job, schedule) == 2 * N
-    assert parcel.from_json(parcel.to_json(job)).beside == job.beside
+    assert job_json.from_json(job_json.to_json(job)).beside == job.beside
 
 
 @pytest.mark.parametrize(("nflags", "further"), [(1, 0), (2, N)])
@@ -103,10 +103,6 @@ def test_what_mxnet_computes_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     assert not any(map(any, _job(_two_layers(), "mirror").beside.temporary))
 
 
-def _norm(data: Symbol) -> Symbol:
-    return mx.sym.BatchNorm(data, fix_gamma=False)
-
-
 def test_a_convolution_needs_space_for_copies_and_for_what_nobody_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,8 +113,8 @@ def test_a_convolution_needs_space_for_copies_and_for_what_nobody_reads(
     """
     monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "MOST_KEPT", 0)  # nor do holes count
-    body = convolved(_norm(convolved(convolved(mx.sym.Variable("data")), 4 * 16)))
-    job = _job(mx.sym.MakeLoss(mx.sym.mean(_norm(body))), "mirror", (2, 3, 32, 32))
+    body = convolved(normed(convolved(convolved(mx.sym.Variable("data")), 4 * 16)))
+    job = _job(mx.sym.MakeLoss(mx.sym.mean(normed(body))), "mirror", (2, 3, 32, 32))
     narrow, wide, _ = (op for op, node in enumerate(job.trace.nodes) if node.op == "Convolution")
     picture, weight = 2 * 16 * 32 * 32 * 4, 4 * 16 * 16 * 9 * 4
     assert _further(job, mirror(job.graph, {narrow})) == 0

@@ -9,7 +9,16 @@ from typing import Any
 import mxnet as mx
 import pytest
 
-from helpers.small_convolutions import SHAPE, WEIGHT, N, activated, convolved, pictures
+from helpers.small_convolutions import (
+    SHAPE,
+    WEIGHT,
+    N,
+    activated,
+    classified,
+    convolved,
+    normed,
+    pictures,
+)
 from memplan.mxnet.realise.estimate import (
     columns,
     dense_buffers,
@@ -41,16 +50,8 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace_estimate, "further_calls", lambda graph, _: [0] * len(graph.ops))
 
 
-def _norm(data: Symbol) -> Symbol:
-    return mx.sym.BatchNorm(data, fix_gamma=False)
-
-
-def _loss(data: Symbol) -> Symbol:
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(data), num_hidden=4))
-
-
 def _copies(net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> Copies:
-    traced = trace(_loss(net), shapes={"data": shape}, **options)
+    traced = trace(classified(net), shapes={"data": shape}, **options)
     return copies(traced.graph, traced.nodes)
 
 
@@ -72,7 +73,7 @@ def _copies(net: Symbol, shape: tuple[int, ...] = SHAPE, **options: Any) -> Copi
         (lambda data: mx.sym.relu(data), SHAPE, 0),
         # Its gradient and its output are those of convolutions, and its result lies in one.
         (lambda data: mx.sym.relu(convolved(mx.sym.relu(convolved(data)))), SHAPE, (2 + 2 + 3) * N),
-        (lambda data: mx.sym.relu(_norm(convolved(data))), SHAPE, 2 * N),
+        (lambda data: mx.sym.relu(normed(convolved(data))), SHAPE, 2 * N),
         # Terms in several layouts are added without oneDNN, which leaves the usual one.
         (lambda data: mx.sym.relu(mx.sym.add_n(convolved(data), convolved(data))), SHAPE, 2 * N),
         (lambda data: mx.sym.relu(mx.sym.add_n(convolved(data), data)), SHAPE, 0),
@@ -91,7 +92,7 @@ def test_double_precision_is_none_of_onednns() -> None:
 
 def _beside_copies(net: Symbol, *, leaves_holes: bool, shape: tuple[int, ...] = SHAPE) -> int:
     """What an executor takes beside its blocks and the copies that it keeps."""
-    traced = trace(_loss(net), shapes={"data": shape}, grad_req="write")
+    traced = trace(classified(net), shapes={"data": shape}, grad_req="write")
     nbytes, *_ = executor_nbytes(traced.graph, traced.nodes, leaves_holes=leaves_holes)
     return nbytes - sum(copies(traced.graph, traced.nodes).kept_nbytes)
 
@@ -167,7 +168,7 @@ def test_large_arrays_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_estimated_for_a_gpu_or_without_onednn(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traced = trace(_loss(convolved(pictures())), shapes={"data": SHAPE}, realisation=name)
+    traced = trace(classified(convolved(pictures())), shapes={"data": SHAPE}, realisation=name)
     assert load(name).workspace(traced, "cpu") is not None
     assert load(name).workspace(traced, "gpu") is None
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
@@ -203,7 +204,7 @@ def test_threads_keep_parts_of_the_largest_convolution_as_matrices(
     for nthreads in (1, 16):
         monkeypatch.setattr(dense_buffers, "threads", lambda n=nthreads: n)
         shape = (2, channels, size, size)
-        traced = trace(_loss(net), shapes={"data": shape}, realisation="packed")
+        traced = trace(classified(net), shapes={"data": shape}, realisation="packed")
         packed = packed_nbytes(traced.graph, traced.nodes)
         holes = _beside_copies(net, leaves_holes=True, shape=shape)
         estimates.append((packed, _beside_copies(net, leaves_holes=False, shape=shape), holes))
@@ -214,7 +215,7 @@ def test_threads_keep_parts_of_the_largest_convolution_as_matrices(
 def test_packed_steps_copy_for_operators_without_onednn_only() -> None:
     estimates = {}
     for name, activation in (("onednn", activated), ("other", mx.sym.relu)):
-        net = _loss(activation(convolved(pictures())))
+        net = classified(activation(convolved(pictures())))
         traced = trace(net, shapes={"data": (2, 16, 32, 32)}, realisation="packed")
         estimates[name] = packed_nbytes(traced.graph, traced.nodes)
         assert load("packed").workspace(traced, "gpu") is None
@@ -253,7 +254,7 @@ def test_packed_steps_have_room_for_copies_of_both_kinds(
     """Those of the operator that has most, and half of those of the next, with AVX-512 three
     quarters. In small networks, of whose code not all is counted, for more.
     """
-    traced = trace(_loss(pictures()), shapes={"data": (2, 3)}, realisation="packed")
+    traced = trace(classified(pictures()), shapes={"data": (2, 3)}, realisation="packed")
     nops = len(traced.nodes)
     found = Copies(
         kept_nbytes=(0, kept * N, kept * N // 2, *(0,) * (nops - 3)),
@@ -281,7 +282,7 @@ def test_updates_and_sums_of_gradients_are_in_place() -> None:
 def test_gradients_of_a_norm_of_volumes_copy_what_they_read(
     shape: tuple[int, ...], copied: int
 ) -> None:
-    found = _copies(_norm(activated(mx.sym.Variable("data"))), shape)
+    found = _copies(normed(activated(mx.sym.Variable("data"))), shape)
     assert max(found.temporary_nbytes) == copied * 4 * 2 * 12 * 128
     assert not any(found.kept_nbytes)
 
@@ -296,7 +297,7 @@ def test_parts_of_the_gradient_of_joined_pictures_are_taken_without_a_copy(
     data = pictures()
     parts = [mx.sym.Convolution(data, **options) for _ in range(3)]
     net = mx.sym.Convolution(mx.sym.Concat(*parts, dim=1), **options)
-    traced = trace(_loss(net), shapes={"data": shape})
+    traced = trace(classified(net), shapes={"data": shape})
     nbytes = copies(traced.graph, traced.nodes).temporary_nbytes
     kinds = zip(traced.nodes, nbytes, strict=True)
     [backward] = [each for node, each in kinds if node.op == "_backward_Concat"]
@@ -326,7 +327,7 @@ def test_the_gradient_of_a_pooling_of_whole_pictures_of_few_channels_is_in_anoth
     ones = (1,) * (len(shape) - 2)
     places = {"global_pool": True} if is_whole else {"pad": ones}
     out = mx.sym.Pooling(mx.sym.tanh(pictures()), kernel=ones, pool_type="max", **places)
-    traced = trace(_loss(out), shapes={"data": shape}, grad_req="write")
+    traced = trace(classified(out), shapes={"data": shape}, grad_req="write")
     kept = copies(traced.graph, traced.nodes).kept_nbytes
     [backward] = [
         each for node, each in zip(traced.nodes, kept, strict=True) if node.op == "_backward_tanh"
@@ -337,8 +338,8 @@ def test_the_gradient_of_a_pooling_of_whole_pictures_of_few_channels_is_in_anoth
 def test_the_gradient_of_an_activation_is_computed_beside_what_it_overwrites() -> None:
     """No array of 15 channels is in another layout, for which there would be copies."""
     beside = []
-    for activation in (activated, _norm):
-        net = mx.sym.MakeLoss(mx.sym.mean(activation(_norm(convolved(pictures(), 15)))))
+    for activation in (activated, normed):
+        net = mx.sym.MakeLoss(mx.sym.mean(activation(normed(convolved(pictures(), 15)))))
         traced = trace(net, shapes={"data": (2, 15, 8, 8)}, realisation="packed")
         beside.append(packed_nbytes(traced.graph, traced.nodes))
     picture = 4 * 2 * 15 * 64

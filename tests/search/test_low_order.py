@@ -22,7 +22,6 @@ from memplan.step.validate import validate
 from memplan.util.stop import Stop
 
 LIVE = Rules(recompute_backward=False, reorder=True, match_ranges=())
-IN_BLOCKS = LIVE._replace(match_ranges=(1,))
 
 
 def branches(*sizes: int, number: int = 2) -> TrainingGraph:

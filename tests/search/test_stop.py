@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from helpers.graphs import UNIT, unit_chain
+from helpers.graphs import UNIT, uneven_chain, unit_chain
 from memplan.memory.blocks import allocate
 from memplan.search import flag_annealing, round_kinds, rounds
 from memplan.search.eviction import Evictions, lowest
@@ -18,18 +18,11 @@ from memplan.search.kernels.annealing import anneal as anneal_sequences
 from memplan.search.kernels.sequence import load
 from memplan.search.rounds import Rules
 from memplan.search.sequence_search import compile_search, search
-from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util import stop as stop_module
 from memplan.util.stop import Pace, Stop
 
 PLENTY = 1e6
-
-
-def chain(length: int) -> TrainingGraph:
-    """Ops that take different times, none of which is a round number."""
-    graph = unit_chain(length)
-    return graph.with_seconds([0.1 + 0.3 * (i * 7 % 11) for i in range(len(graph.ops))])
 
 
 def test_a_stop_says_whether_it_was_reached() -> None:
@@ -97,7 +90,9 @@ def test_after_a_busy_moment_more_is_done_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_work_that_is_left_out_for_want_of_work_is_not_cut() -> None:
     """A round of this kind has no time for all of its moves, but for those of the work left."""
-    search = rounds.Rounds(chain(20), Rules(False, True, ()), seed=0, stop=Stop.after(PLENTY))
+    search = rounds.Rounds(
+        uneven_chain(20), Rules(False, True, ()), seed=0, stop=Stop.after(PLENTY)
+    )
     speed = search.speeds[LIVE] = rounds.Speed(moves=1000, seconds=0.2 * PLENTY)
     stop = Stop.after(PLENTY, work=100.0)
     kind = round_kinds.ANNEALING_ROUNDS[1]
@@ -134,7 +129,7 @@ def test_the_same_rounds_give_the_same_schedule(match_ranges: tuple[int, ...]) -
         stop = Stop.after(PLENTY)
         rules = Rules(False, True, match_ranges)
         results.append(
-            search(chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, stop=stop, rounds=2)
+            search(uneven_chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, stop=stop, rounds=2)
         )
         assert not stop.cut_by_clock
     assert results[0] is not None
@@ -145,12 +140,12 @@ def test_a_search_without_time_says_so() -> None:
     compile_search()
     stop = Stop.after(0.0)
     rules = Rules(False, True, ())
-    search(chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, stop=stop, rounds=2)
+    search(uneven_chain(20), 9 * UNIT, rules=rules, starts=[], seed=5, stop=stop, rounds=2)
     assert stop.cut_by_clock
 
 
 def test_evictions_end_by_themselves() -> None:
-    graph = chain(20)
+    graph = uneven_chain(20)
     results = []
     for _ in range(2):
         stop = Stop.after(PLENTY)
@@ -178,7 +173,7 @@ def test_few_moves_over_many_flags_are_not_made() -> None:
 
 
 def test_annealing_over_flags_is_bounded_by_moves() -> None:
-    graph = dataclasses.replace(chain(20), match_range=2)
+    graph = dataclasses.replace(uneven_chain(20), match_range=2)
     budget = allocate(Schedule.unplanned(graph)).nbytes * 2 // 3
     results = []
     for _ in range(2):
@@ -192,5 +187,5 @@ def test_annealing_over_flags_is_bounded_by_moves() -> None:
 @pytest.mark.parametrize("moves", [None, 10**9])
 def test_annealing_that_the_clock_hurries_says_so(moves: int | None) -> None:
     stop = Stop.after(0.05)
-    anneal(chain(20), frozenset(), 9 * UNIT, stop=stop, moves=moves)
+    anneal(uneven_chain(20), frozenset(), 9 * UNIT, stop=stop, moves=moves)
     assert stop.cut_by_clock

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from helpers.graphs import UNIT, in_mxnets_order, unit_chain
+from helpers.graphs import UNIT, in_mxnets_order, uneven_chain
 from helpers.paths import ROOT
 from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks, Live, Packed
 from memplan.memory.packing import ALIGNMENT
-from memplan.step.graph import Tensor, TrainingGraph
+from memplan.step.graph import Tensor
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 from memplan.strategies.auto import Auto
@@ -30,12 +30,6 @@ from memplan.strategies.spaces import Flags
 from memplan.util.stop import JUDGED_AFTER, Pace, Stop
 
 PLENTY = 1e5
-
-
-def uneven_chain(length: int) -> TrainingGraph:
-    """Ops that take different times, none of which is a round number."""
-    graph = unit_chain(length)
-    return graph.with_seconds([0.1 + 0.3 * (i * 7 % 11) for i in range(len(graph.ops))])
 
 
 def mirrored_chain() -> Problem:

@@ -253,6 +253,14 @@ class HoldingIgnoring(gluon.HybridBlock):
         return self.child(x, x * 2)
 
 
+def loss_and_gradients(net: Any) -> list[Any]:
+    with autograd.record():
+        loss = SOFTMAX(net(X), Y)
+    loss.backward()
+    arrays = [loss, *(p.grad() for p in net.collect_params().values())]
+    return [array.asnumpy() for array in arrays]
+
+
 @pytest.mark.filterwarnings("ignore:The 0-th input to HybridBlock is not used")
 @pytest.mark.parametrize("before", [nothing, inferred])
 def test_a_hybridized_child_ignores_an_input(before: Callable[[Any], None]) -> None:
@@ -264,11 +272,7 @@ def test_a_hybridized_child_ignores_an_input(before: Callable[[Any], None]) -> N
         before(net)
         if plan:
             planned(net, strategy="chen_sqrt", realisation="packed")
-        with autograd.record():
-            loss = SOFTMAX(net(X), Y)
-        loss.backward()
-        arrays = [loss, *(p.grad() for p in net.collect_params().values())]
-        results.append([array.asnumpy() for array in arrays])
+        results.append(loss_and_gradients(net))
     assert all(map(np.array_equal, *results))
 
 
@@ -309,11 +313,7 @@ def test_a_hybridized_child_may_return_nothing_but_inputs(places: tuple[int, ...
         if plan:
             net.child.hybridize()
             planned(net, strategy="chen_sqrt", realisation="packed")
-        with autograd.record():
-            loss = SOFTMAX(net(X), Y)
-        loss.backward()
-        arrays = [loss, *(p.grad() for p in net.collect_params().values())]
-        results.append([array.asnumpy() for array in arrays])
+        results.append(loss_and_gradients(net))
     assert all(map(np.array_equal, *results))
 
 

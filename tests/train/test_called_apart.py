@@ -10,7 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import gradients
+from helpers.block_runs import gradients, gradients_of_steps
 from helpers.blocks import CPU
 from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep, planned
@@ -112,19 +112,8 @@ def network(kind: Any, hybridized: str) -> Any:
 
 
 def left_by(make: Any, kind: Any, hybridized: str) -> list[Any]:
-    """The gradients of steps, the last of them of a block that is hybridized."""
     mx.random.seed(3)
-    net, found = network(kind, hybridized), []
-    net(X)
-    net = make(net)
-    for step in range(3):
-        if step == 2:
-            net.hybridize()
-        with autograd.record():
-            loss = net(X).square().sum()
-        loss.backward()
-        found.append(gradients(net))
-    return found
+    return gradients_of_steps(network(kind, hybridized), X, make)
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

@@ -12,6 +12,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from helpers.block_runs import losses_of_two_steps
 from helpers.blocks import CPU, SOFTMAX, vectors
 from helpers.training_runs import differences
 from memplan.mxnet.gluon import TrainStep, planned
@@ -329,14 +330,7 @@ class Inner(gluon.HybridBlock):
 def dropped_losses(net: Any, plan: bool) -> list[Any]:
     mx.random.seed(3)
     net.initialize(mx.init.Xavier(), force_reinit=True)
-    (x, y), found = vectors(), []
-    net = planned(net, **OPTIONS) if plan else net
-    for _ in range(2):
-        with autograd.record():
-            loss = SOFTMAX(net(x), y)
-        loss.backward()
-        found += loss.asnumpy().tolist()
-    return found
+    return losses_of_two_steps(planned(net, **OPTIONS) if plan else net, *vectors())
 
 
 @pytest.mark.parametrize(("after", "times"), [(False, 1), (True, 1), (False, 2)])

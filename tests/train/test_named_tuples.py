@@ -65,7 +65,7 @@ def test_a_class_that_is_made_in_every_step_is_planned_once(way: str) -> None:
             assert type(outputs) is type(pair)
             (step.backward if run and step else mx.autograd.backward)(loss)
             results.append([outputs.x.asnumpy(), net.dense.weight.grad().asnumpy()])
-        assert step is None or len(step.plans) == len(step._plans) == 1
+        assert step is None or len(step.plans) == len(step._plans.made) == 1
     for plain, by_plan in zip(results[:3], results[3:], strict=True):
         assert all(map(np.array_equal, plain, by_plan))
 
@@ -81,7 +81,7 @@ def test_a_block_tells_named_tuples_of_other_fields_apart() -> None:
         output.backward()
         values.append(output.asnumpy() / (3 if kind is kinds[1] else 2))
     assert np.allclose(values, values[0])
-    assert len(net.planned_step._plans) == 2
+    assert len(net.planned_step._plans.made) == 2
 
 
 def test_a_loss_gets_labels_of_the_class_of_now() -> None:
@@ -96,7 +96,7 @@ def test_a_loss_gets_labels_of_the_class_of_now() -> None:
     for _ in range(3):
         kinds.append(namedtuple("pair", "x y"))
         assert np.array_equal(step(x, kinds[-1](y, y)).asnumpy(), 2 * L2(net(x), y).asnumpy())
-    assert len(step._plans) == 1
+    assert len(step._plans.made) == 1
 
 
 def test_a_list_with_fields_is_no_named_tuple() -> None:

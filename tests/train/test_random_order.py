@@ -11,6 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from helpers.block_runs import losses_of_two_steps
 from helpers.blocks import CPU, SOFTMAX, vectors
 from memplan.mxnet.gluon import TrainStep, planned
 
@@ -98,7 +99,7 @@ class Unrolled(gluon.HybridBlock):
 
 def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
     mx.random.seed(3)
-    (x, y), found = vectors(), []
+    x, y = vectors()
     net = Behind(make())
     net.initialize(mx.init.Xavier(), ctx=CPU)
     net(x)
@@ -106,13 +107,7 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
         parts = {"all": net, "a child": net.inner, "layers": net.inner._children.get("layers")}
         parts[hybridized].hybridize()
     mx.random.seed(4)
-    net = planned(net, **OPTIONS) if plan else net
-    for _ in range(2):
-        with autograd.record():
-            loss = SOFTMAX(net(x), y)
-        loss.backward()
-        found += loss.asnumpy().tolist()
-    return found
+    return losses_of_two_steps(planned(net, **OPTIONS) if plan else net, x, y)
 
 
 @pytest.mark.parametrize(

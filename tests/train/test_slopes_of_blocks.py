@@ -9,7 +9,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from helpers.block_runs import gradients
+from helpers.block_runs import gradients, gradients_of_steps
 from helpers.blocks import CPU, vectors
 from helpers.training_runs import differences
 from memplan.errors import TraceError
@@ -36,19 +36,9 @@ def network(hybridized: str, *, ends_in_slopes: bool) -> Any:
 
 
 def left_by(make: Any, hybridized: str, *, ends_in_slopes: bool) -> list[Any]:
-    """The gradients of steps; a block that is hybridized then trains by its graph."""
     mx.random.seed(3)
-    net, (x, _), found = network(hybridized, ends_in_slopes=ends_in_slopes), vectors(), []
-    net(x)
-    net = make(net)
-    for step in range(3):
-        if step == 2:
-            net.hybridize()
-        with autograd.record():
-            loss = net(x).square().sum()
-        loss.backward()
-        found.append(gradients(net))
-    return found
+    net, (x, _) = network(hybridized, ends_in_slopes=ends_in_slopes), vectors()
+    return gradients_of_steps(net, x, make)
 
 
 @pytest.mark.parametrize("ends_in_slopes", [True, False])

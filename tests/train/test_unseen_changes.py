@@ -17,7 +17,7 @@ from helpers.blocks import CPU, SOFTMAX, vectors
 from helpers.training_runs import differences
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
-from memplan.mxnet.train import train_step
+from memplan.mxnet.train import block_plans
 
 OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
 
@@ -219,7 +219,7 @@ def test_a_step_after_one_that_was_not_composed_is_of_what_there_is(
         run(2)
         net[1]._act_type = "tanh"
         with monkeypatch.context() as patch:
-            patch.setattr(train_step, "compose", fail)
+            patch.setattr(block_plans, "compose", fail)
             for size in () if loop == "autograd" else (4, 4, 2):
                 with pytest.raises(type(error)):
                     run(size)

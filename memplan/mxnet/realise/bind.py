@@ -14,8 +14,8 @@ from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import CUSTOM, runs_user_code
 from memplan.mxnet.trace.probe import counts_as_backward
@@ -86,7 +86,7 @@ def bind_inference(
     those of that executor only where ``traced`` tells how it trains.
     """
     data = symbol_json.parse(symbol)
-    if traced is not None and ctx.device_type == "cpu" and onednn_is_enabled():
+    if traced is not None and is_by_onednn(ctx.device_type):
         _keep_as_in_training(data, traced)
     _read_means(data)
     for node in data["nodes"]:

@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 
 import mxnet as mx
 
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.layouts import viewed_inputs
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
-from memplan.mxnet.trace.operators import viewed_inputs
-from memplan.mxnet.trace.sizes import Attributes
 
 _DATA, _WEIGHT = 0, 1
 

@@ -40,8 +40,9 @@ from memplan.mxnet.realise.rewrite import (
     runnable,
 )
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
+from memplan.mxnet.trace.layouts import must_be_in_place
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
@@ -49,7 +50,6 @@ from memplan.mxnet.trace.operators import (
     is_made_of_symbol,
     is_true,
     keeps_gradient,
-    must_be_in_place,
     must_not_be_in_place,
     runs_user_code,
 )
@@ -81,7 +81,7 @@ class Explicit(Form):
         TraceError for user code, loops, a PReLU whose slopes the schedule would decide on, and
         gradients that MXNet does not write.
         """
-        by_onednn = device_type == "cpu" and onednn_is_enabled()
+        by_onednn = is_by_onednn(device_type)
         order = depth_first(heads)
         nreaders = Counter(entry for node in order for entry in node.inputs)
         nreaders.update(heads)
@@ -134,7 +134,7 @@ class Explicit(Form):
         On a CPU no numbers depend on layouts that the schedule decides on, but for their last bits;
         TraceError where they would.
         """
-        if device_type == "cpu" and onednn_is_enabled():
+        if is_by_onednn(device_type):
             check_sensitive(graph, nodes)
             graph = with_notes_for_their_data(graph, nodes)
             graph = with_layouts_as_turned(graph, nodes)
@@ -146,7 +146,7 @@ class Explicit(Form):
 
     def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
         """An estimate for a CPU, of the executor that gets the step."""
-        if device_type != "cpu" or not onednn_is_enabled():
+        if not is_by_onednn(device_type):
             return None
         lowered = lower(trace, Schedule.unplanned(trace.graph))
         graph = lowered.schedule.graph

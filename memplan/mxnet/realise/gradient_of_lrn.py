@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 
 
@@ -21,7 +21,7 @@ def as_in_blocks(heads: Sequence[Entry], device_type: str) -> None:
     where it is, and an operator of oneDNN's, as Reshape is, turns it there. Nodes are changed.
     Behind other operators blocks have the gradient of the executor, right or wrong.
     """
-    if device_type != "cpu" or not onednn_is_enabled():
+    if not is_by_onednn(device_type):
         return
     for node in depth_first(heads):
         if node.op != "_backward_LRN" or node.inputs[0][0].op != "_backward_FullyConnected":

@@ -21,12 +21,9 @@ from memplan.mxnet.realise.shared_arrays import (
     rounds_by_layout,
     turned_arrays,
 )
+from memplan.mxnet.trace.layouts import writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import (
-    is_gradient_of_slopes,
-    keeps_gradient,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, keeps_gradient
 from memplan.mxnet.trace.sums import FALLBACK_SUM
 from memplan.step.graph import UPDATE, Handover, TrainingGraph
 from memplan.step.schedule import Schedule

@@ -8,12 +8,12 @@ one, unless autograd adds it there.
 from __future__ import annotations
 
 from memplan.mxnet.trace.arguments import wanted
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_true, reads_any_layout
-from memplan.mxnet.trace.sizes import Attributes
+from memplan.mxnet.trace.operators import FOREACH, WHILE_LOOP, is_true
 from memplan.mxnet.trace.sums import is_added_late
 
 # Which gradients are added so, by grad_req="add" and each operator in tests/helpers: whose last

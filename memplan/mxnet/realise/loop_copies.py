@@ -21,9 +21,9 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.inference import COND, FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import VARIABLE, Node
-from memplan.mxnet.trace.sizes import Attributes
+from memplan.mxnet.trace.operators import COND, FOREACH, WHILE_LOOP
 
 Json = Any
 

@@ -15,11 +15,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.inference import COND, FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import VARIABLE, Node, from_json
 from memplan.mxnet.trace.op_gradient import gradient
-from memplan.mxnet.trace.operators import takes_shape_of_reader
-from memplan.mxnet.trace.sizes import Attributes
+from memplan.mxnet.trace.operators import COND, FOREACH, WHILE_LOOP, takes_shape_of_reader
 
 
 def states_to_differentiate(forward: Node) -> frozenset[int]:

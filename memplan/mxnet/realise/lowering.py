@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
@@ -22,7 +22,7 @@ from memplan.memory.memory import Memory
 from memplan.mxnet.realise.in_place import kept_in_explicit
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import EntryInfo, Infos, Node, total_nbytes
-from memplan.mxnet.trace.operators import ignored_inputs, must_be_read
+from memplan.mxnet.trace.operators import ignored_inputs, must_be_read, places_of_tensors
 from memplan.mxnet.trace.probe import counts_as_backward
 from memplan.step.graph import UPDATE
 from memplan.step.schedule import Schedule
@@ -148,7 +148,7 @@ def _gate(node: Node) -> Gate:
     """The copy by which ``node`` is told to wait."""
     info = node.infos.inputs[_copied(node)]
     return Gate(
-        place=0 if _internal(node) else None,  # the first of them
+        place=0 if places_of_tensors(node) else None,  # the first of them
         nbytes=info.nbytes if info else 0,
         nelements=info.nelements if info else 0,
     )
@@ -168,15 +168,8 @@ def _copied(node: Node) -> int:
 
     A copy of a tensor shares its buffer, that of a variable does not: then it is the smallest.
     """
-    if internal := _internal(node):
+    if internal := places_of_tensors(node):
         return internal[0]
-    return min(_read(node), key=lambda place: total_nbytes([node.infos.inputs[place]]))
-
-
-def _internal(node: Node) -> Sequence[int]:
-    """The places of the inputs that are read and are tensors of the step."""
-    return [place for place in _read(node) if not node.inputs[place][0].is_variable]
-
-
-def _read(node: Node) -> Sequence[int]:
-    return [place for place in range(len(node.inputs)) if place not in ignored_inputs(node)]
+    ignored = ignored_inputs(node)
+    read = (place for place in range(len(node.inputs)) if place not in ignored)
+    return min(read, key=lambda place: total_nbytes([node.infos.inputs[place]]))

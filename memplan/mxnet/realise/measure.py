@@ -14,10 +14,10 @@ from memplan.mxnet.realise.bind import bind_as_it_stands
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.operators import COND
 from memplan.mxnet.trace.probe import allocated_mib, description_of
-from memplan.mxnet.trace.sizes import check_uninferred
+from memplan.mxnet.trace.too_large import check_uninferred
 
 CONTEXT = mx.cpu(0)
 

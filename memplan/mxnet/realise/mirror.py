@@ -21,7 +21,7 @@ from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS, CUDNN_OFF_BEFORE, may_run_on_cudnn
@@ -61,7 +61,7 @@ class Mirror(Form):
         comes again, MXNet has that read what the pooling has read, and where a Reshape has turned
         that since, it lay before in the layout that it has in a step without flags.
         """
-        if device_type != "cpu" or not onednn_is_enabled():
+        if not is_by_onednn(device_type):
             return graph
         return with_layouts_as_turned(with_layouts_of_unmirrored(graph, nodes), nodes)
 
@@ -71,7 +71,7 @@ class Mirror(Form):
 
     def workspace(self, trace: Trace, device_type: str) -> Workspace | None:
         """An estimate for a CPU, of its executor."""
-        if device_type != "cpu" or not onednn_is_enabled():
+        if not is_by_onednn(device_type):
             return None
         graph, nodes = trace.graph, trace.nodes
         nbytes, of_run, temporary = executor_nbytes(graph, nodes, leaves_holes=True)

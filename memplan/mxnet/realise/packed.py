@@ -42,7 +42,7 @@ from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.nnvm import Entry, Node
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
@@ -93,7 +93,7 @@ class Packed(Explicit):
         """
         graph = packable(in_order(graph, nodes), nodes, device_type)
         graph = with_slopes_of_unplanned(graph, nodes, stock_order)
-        if device_type == "cpu" and onednn_is_enabled():
+        if is_by_onednn(device_type):
             graph = with_layouts_of_unplanned(graph, nodes, stock_order)
         return without_unread(graph, nodes, device_type)
 

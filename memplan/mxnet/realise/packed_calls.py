@@ -33,14 +33,9 @@ from memplan.mxnet.realise.packed_rules import (
 )
 from memplan.mxnet.realise.unread import is_left_out
 from memplan.mxnet.realise.usual_layout import in_usual_layout
+from memplan.mxnet.trace.layouts import writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, EntryInfo, Node, is_hidden, to_symbol
-from memplan.mxnet.trace.operators import (
-    CUSTOM,
-    ignored_inputs,
-    is_made_of_symbol,
-    runs_user_code,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import CUSTOM, ignored_inputs, is_made_of_symbol, runs_user_code
 from memplan.step.graph import UPDATE
 
 NDArray = Any

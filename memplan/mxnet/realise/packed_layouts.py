@@ -12,16 +12,12 @@ from memplan.mxnet.realise.layout_copy import can_copy
 from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_calls import Overwritten
 from memplan.mxnet.realise.packed_rules import needs_state
-from memplan.mxnet.realise.shared_arrays import (
-    between_shapes,
-    places_of_tensors,
-    read_turned,
-    rounds_by_layout,
-)
+from memplan.mxnet.realise.shared_arrays import between_shapes, read_turned, rounds_by_layout
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.operators import is_gradient_of_slopes, must_be_in_place
+from memplan.mxnet.trace.environment import is_by_onednn, onednn_is_enabled
+from memplan.mxnet.trace.layouts import must_be_in_place
+from memplan.mxnet.trace.operators import is_gradient_of_slopes, places_of_tensors
 from memplan.step.graph import TrainingGraph
 
 
@@ -53,7 +49,7 @@ def in_layouts_of_unplanned(
     And the inputs that an op is to find in the usual layout.
     """
     nodes, order = trace.nodes, trace.stock_order
-    has_layouts = ctx.device_type == "cpu" and onednn_is_enabled()
+    has_layouts = is_by_onednn(ctx.device_type)
     graph = between_shapes(trace.graph, nodes) if has_layouts and can_copy() else trace.graph
     sources = overwritten(graph, nodes, order)
     taking_layouts = layouts_taken_over(graph, nodes, order, sources) if has_layouts else ()

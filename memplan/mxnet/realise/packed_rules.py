@@ -12,11 +12,11 @@ from memplan.mxnet.realise.loop_copies import DO_NOT_ADD, DO_NOT_ADD_ONE
 from memplan.mxnet.realise.loops import check_gradients, check_loop, check_shapes_within
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.einsum import is_optimized
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.gradient import ZERO_OPS
-from memplan.mxnet.trace.inference import COND
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
+    COND,
     EMBEDDINGS,
     RECURRENT,
     has_sparse_gradient,
@@ -120,7 +120,7 @@ def _otherwise_alone(node: Node, device_type: str) -> str | None:
     """What MXNet does otherwise where it calls ``node`` by itself, if that is known."""
     forward = node.call
     floats = {info.dtype for info in forward.infos.inputs if info and "float" in info.dtype}
-    by_onednn = device_type == "cpu" and onednn_is_enabled()
+    by_onednn = is_by_onednn(device_type)
     if by_onednn and forward.op == "amp_multicast" and len(floats) > 1:
         return _MIXED
     if node.op == "_npi_gamma" and node.inputs:
@@ -153,11 +153,11 @@ def join_parts(heads: Sequence[Entry]) -> None:
 def gradients_outside(
     heads: Sequence[Entry], noutputs: int, requests: Mapping[str, str]
 ) -> set[Entry]:
-    """The gradients that autograd writes into arrays of the caller's: see :meth:`Form.outside`.
+    """The gradients that autograd writes into arrays of the caller's.
 
-    It adds as in any other loop, an Embedding row by row, and writes sparse gradients sparse. Only
-    gradients that nothing else reads can be there, and none of an operator that would not add.
-    TraceError for other sparse arrays.
+    See :meth:`memplan.mxnet.trace.form.Form.outside`. Autograd adds as in any other loop, an
+    Embedding row by row, and writes sparse gradients sparse. Only gradients that nothing else reads
+    can be there, and none of an operator that would not add. TraceError for other sparse arrays.
     """
     order = [node for node in depth_first(heads) if not node.is_variable]
     readers = Counter(entry for node in order for entry in node.inputs)

@@ -14,14 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.varying_layouts import may_be_own, takes_notes
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import (
-    CONVOLUTIONS,
-    KEEPS_LAYOUT,
-    ignored_inputs,
-    reads_any_layout,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors
 from memplan.mxnet.trace.probe import handovers
 from memplan.step.graph import Handover, TrainingGraph
 
@@ -53,16 +48,6 @@ def _between_shapes(node: Node) -> Iterator[Handover]:
         read, written = node.infos.inputs[handover.input], node.infos.outputs[handover.output]
         if handover.alias and handover.input in places and read != written:
             yield handover._replace(input=places.index(handover.input))
-
-
-def places_of_tensors(node: Node) -> list[int]:
-    """The inputs of ``node`` that are tensors of its step, those that its op has."""
-    ignored = ignored_inputs(node)
-    return [
-        place
-        for place, (source, _) in enumerate(node.inputs)
-        if not source.is_variable and place not in ignored
-    ]
 
 
 def turned_arrays(

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own, takes_notes
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
+from memplan.mxnet.trace.layouts import viewed_inputs
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import ignored_inputs, viewed_inputs
+from memplan.mxnet.trace.operators import places_of_tensors
 from memplan.step.graph import TrainingGraph
 
 
@@ -27,7 +28,7 @@ def turned_inputs(
     """
     result: dict[int, list[int]] = defaultdict(list)
     viewing = [index for index, node in enumerate(nodes) if viewed_inputs(node)]
-    if not (viewing and device_type == "cpu" and onednn_is_enabled()):
+    if not (viewing and is_by_onednn(device_type)):
         return result
     own, array_of = may_be_own(graph, nodes), arrays(graph)
     for index in viewing:
@@ -52,10 +53,4 @@ def _noted_input(node: Node) -> int | None:
 
 def _tensors(graph: TrainingGraph, nodes: Sequence[Node], index: int) -> dict[int, int]:
     """The tensors that an op reads, by the input of its node."""
-    node, tensors = nodes[index], iter(graph.ops[index].inputs)
-    ignored = ignored_inputs(node)
-    return {
-        place: next(tensors)
-        for place, (source, _) in enumerate(node.inputs)
-        if not source.is_variable and place not in ignored
-    }
+    return dict(zip(places_of_tensors(nodes[index]), graph.ops[index].inputs, strict=False))

@@ -15,7 +15,7 @@ from mxnet.ndarray.ndarray import _DTYPE_NP_TO_MX, _STORAGE_TYPE_ID_TO_STR
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
-from memplan.mxnet.trace.sizes import check_size, check_uninferred
+from memplan.mxnet.trace.too_large import check_size, check_uninferred
 from memplan.util.numbers import shown
 from memplan.util.words import first_of
 

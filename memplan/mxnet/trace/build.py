@@ -36,15 +36,15 @@ from memplan.mxnet.trace.nnvm import (
 )
 from memplan.mxnet.trace.operators import (
     CUDNN_OFF_BEFORE,
-    ignored_inputs,
     overwrites_what_it_reads,
+    places_of_tensors,
 )
 from memplan.mxnet.trace.probe import handovers
 from memplan.mxnet.trace.shared_gradients import check_shared_gradients
-from memplan.mxnet.trace.sizes import check_op
 from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
+from memplan.mxnet.trace.too_large import check_op
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.util.numbers import shown
 
@@ -290,27 +290,18 @@ def _op(
     recomputable: bool,
     outside: set[Entry],
 ) -> Op:
-    ignored = ignored_inputs(node)
-    place_of: dict[int, int] = {}
-    inputs: list[int] = []
-    after = []
-    for place, (source, k) in enumerate(node.inputs):
-        if source.is_variable:
-            continue
-        if place in ignored:
-            after.append(index_of[source])
-        else:
-            place_of[place] = len(inputs)
-            inputs.append(first[source] + k)
-    after += [index_of[source] for source in node.control]
+    place_of = {place: number for number, place in enumerate(places_of_tensors(node))}
+    read = [node.inputs[place] for place in place_of]
+    of_shape = (source for n, (source, _) in enumerate(node.inputs) if n not in place_of)
+    after = [*(source for source in of_shape if not source.is_variable), *node.control]
     return Op(
         name=node.name,
         kind=node.op,
-        inputs=tuple(inputs),
+        inputs=tuple(first[source] + k for source, k in read),
         outputs=tuple(first[node] + k for k in range(node.noutputs)),
         recomputable=recomputable,
         differentiates=None if node.forward is None else index_of[node.forward],
-        after=tuple(after),
+        after=tuple(index_of[source] for source in after),
         handovers=tuple(
             handover._replace(input=place_of[handover.input])
             for handover in handovers(node)

@@ -22,6 +22,11 @@ def onednn_is_enabled() -> bool:
     return os.environ.get("MXNET_MKLDNN_ENABLED", "1").lower() not in ("0", "false")
 
 
+def is_by_onednn(device_type: str) -> bool:
+    """Does MXNet compute by oneDNN on this kind of device, where that knows an operator?"""
+    return device_type == "cpu" and onednn_is_enabled()
+
+
 def onednn_has_recurrent_layers() -> bool:
     """May it be oneDNN that computes fused recurrent layers? They have a variable of their own."""
     return (os.environ.get("MXNET_USE_MKLDNN_RNN") or "1") != "0"

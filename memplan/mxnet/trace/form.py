@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import mxnet as mx
 
+from memplan.mxnet.trace.layouts import must_be_in_place
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     may_be_mirrored,
@@ -121,6 +122,7 @@ class Form:
             node
             for node in forward
             if may_be_mirrored(node)
+            and not must_be_in_place(node)
             and node not in once
             and (node in differentiated or not may_run_on_cudnn(node.op, node.attrs))
             and not reads_states(node, states)

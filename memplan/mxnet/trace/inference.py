@@ -15,6 +15,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import (
     VARIABLE,
     Entry,
@@ -26,7 +27,7 @@ from memplan.mxnet.trace.nnvm import (
     shape_is_known,
     to_symbol,
 )
-from memplan.mxnet.trace.sizes import Attributes
+from memplan.mxnet.trace.operators import COND, WHILE_LOOP
 
 # Backward operators that MXNet writes to JSON but cannot read back: it forgets their parameters,
 # or the networks that they hold.
@@ -34,8 +35,6 @@ _NOT_FROM_JSON = frozenset(
     """_backward_Custom _backward_gather_nd _backward_foreach _backward_while_loop
     _backward_cond""".split()
 )
-
-FOREACH, WHILE_LOOP, COND = "_foreach", "_while_loop", "_cond"
 
 Found = dict[Entry, EntryInfo]
 

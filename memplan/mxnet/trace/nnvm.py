@@ -61,7 +61,8 @@ class Node:
 
     ``entry`` pairs (node, k) name its k-th output; ``noutputs`` counts hidden outputs too.
     ``forward`` is the node that a backward node differentiates. ``infos`` is filled by
-    :func:`infer`. ``duplicates`` are the equal nodes that this one replaced.
+    :func:`memplan.mxnet.trace.inference.infer`. ``duplicates`` are the equal nodes that this one
+    replaced.
     """
 
     op: str

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Infos, Node, depth_first
-from memplan.mxnet.trace.operators import ignored_inputs, reads_any_layout
+from memplan.mxnet.trace.operators import ignored_inputs
 from memplan.mxnet.trace.probe import handovers
 
 # Says of a variable of whose gradient it is what was there before the step.
@@ -79,7 +80,7 @@ def chain_sums(
     many = [node for node in sums if len(node.inputs) >= _LEFT_TO_RIGHT]
     from_right: set[Node] = set()
     without_onednn: set[Node] = set()
-    has_layouts = device_type == "cpu" and onednn_is_enabled()
+    has_layouts = is_by_onednn(device_type)
     link_elsewhere = _LIKE_ONE_SUM if has_layouts else _PLAIN
     if (few or many) and has_layouts:
         in_stock, in_any = _Usual(order, heads), _Usual(order)

@@ -9,7 +9,7 @@ numbers of the step are those of a gamma of 1 all the same.
 from __future__ import annotations
 
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.operators import is_true
+from memplan.mxnet.trace.operators import fixes_gamma
 
 # The places of the gamma among what a BatchNorm reads, and of the mean among what it writes.
 _GAMMA = _MEAN = 1
@@ -24,7 +24,7 @@ def gammas_without_gradient(trace: Trace) -> list[str]:
     others: set[str] = set()
     names: dict[str, None] = {}
     for node in trace.nodes:
-        fixes = node.op == "BatchNorm" and is_true(node.attrs.get("fix_gamma", "True"))
+        fixes = node.op == "BatchNorm" and fixes_gamma(node)
         for place, (source, _) in enumerate(node.inputs):
             if fixes and place == _GAMMA and (node, _MEAN) not in read and source.is_variable:
                 names[source.name] = None

@@ -31,8 +31,8 @@ from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays, reason_unknown
 from memplan.mxnet.train.blocks.cached_graphs import make_graph, may_read_trained
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
-from memplan.mxnet.train.called_past import OwnCalls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting, warn_of_shared
+from memplan.mxnet.train.own_calls import OwnCalls
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
 from memplan.mxnet.train.train_step import TrainStep
 from memplan.util.weak_keys import keys_of

@@ -17,7 +17,7 @@ from memplan.mxnet.realise.in_place import kept_in_training
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.train.arrays.gradients import Gradients
 from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
@@ -186,8 +186,8 @@ def inference_need(trace: Trace, device_type: str) -> Need:
     """
     graph = trace.graph
     ops = [*graph.ops[: graph.nforward]]
-    is_by_onednn = device_type == "cpu" and onednn_is_enabled()
-    if is_by_onednn:
+    by_onednn = is_by_onednn(device_type)
+    if by_onednn:
         kept = kept_in_training(graph, trace.nodes, trace.stock_order)
         for index, tensors in kept.items():
             left = [h for h in ops[index].handovers if ops[index].inputs[h.input] not in tensors]
@@ -200,7 +200,7 @@ def inference_need(trace: Trace, device_type: str) -> Need:
         heads=graph.heads[: len(trace.symbol.list_outputs())],
     )
     beside = 0
-    if is_by_onednn:
+    if by_onednn:
         nodes = trace.nodes[: graph.nforward]
         beside, *_ = executor_nbytes(forward, nodes, leaves_holes=False)
     return Need(allocate(Schedule.unplanned(forward)).blocks, of_inference_nbytes=beside)

@@ -22,7 +22,7 @@ from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.updates import OptimizerUpdates, refusal_of_updater, warn_behind
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import UPDATING, may_pack
-from memplan.util.flags import flag
+from memplan.util.arguments import flag
 from memplan.util.numbers import shown
 
 NDArray = Any

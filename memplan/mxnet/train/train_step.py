@@ -15,46 +15,20 @@ for x, y in batches:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.train.arrays.nesting import (
-    Arrays,
-    Specs,
-    as_inputs,
-    leaves,
-    one_context,
-    per_context,
-    specs_of,
-)
+from memplan.mxnet.train.arrays.nesting import Arrays, as_inputs, one_context, per_context, specs_of
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.autograd_grad import refuse_grad
-from memplan.mxnet.train.blocks.block_changes import BlockChanges
-from memplan.mxnet.train.blocks.block_network import BlockNetwork, compose, trained_blocks
-from memplan.mxnet.train.blocks.block_parameters import (
-    GivenArrays,
-    check_arrays,
-    check_trained,
-    trainable,
-)
-from memplan.mxnet.train.blocks.cached_graphs import KeptGraphs
-from memplan.mxnet.train.blocks.computed import Computed, state_of
+from memplan.mxnet.train.block_plans import BlockPlans, Params
+from memplan.mxnet.train.blocks.block_network import BlockNetwork, trained_blocks
+from memplan.mxnet.train.blocks.block_parameters import GivenArrays, check_arrays
 from memplan.mxnet.train.blocks.hooks import call_after, call_before
-from memplan.mxnet.train.blocks.loss_calls import LossCalls
-from memplan.mxnet.train.bound_step import (
-    BoundStep,
-    arguments_of,
-    check_mode,
-    contexts_of_params,
-    gradient_requests,
-    place_of,
-    scale_of,
-)
+from memplan.mxnet.train.bound_step import BoundStep, check_mode, contexts_of_params, scale_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
 from memplan.mxnet.train.pool import Pool, release, training_need
@@ -62,18 +36,12 @@ from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
 from memplan.planning.plan import Plan
 from memplan.planning.planner import Budget
-from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps, suited
+from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
-from memplan.util.flags import flag
+from memplan.util.arguments import flag
 from memplan.util.numbers import shown
-
-Parameter = Any
-Params = Mapping[str, Parameter]
-
-# Specs of inputs and labels; does the step run in halves?
-Kind = tuple[Specs, bool]
 
 
 class TrainStep:
@@ -138,7 +106,7 @@ class TrainStep:
         self.keep_outputs = flag("keep_outputs", keep_outputs)
         #: The block's outputs in the last step, with ``keep_outputs``; else None.
         self.outputs: Arrays = None
-        self._planner = ShapePlanner(
+        planner = ShapePlanner(
             budget=budget,
             strategy=strategy,
             realisation=realisation,
@@ -149,14 +117,12 @@ class TrainStep:
             unseen=unseen,
             share_of_first=False,
         )
-        self._suited = functools.cache(functools.partial(suited, realisation))  # which logs why
-        self._plans: dict[Any, tuple[Plan, BlockNetwork]] = {}
+        self._plans = BlockPlans(
+            self._blocks, loss, planner, self._trainer, keep_outputs=self.keep_outputs
+        )
+        self.graphs = self._plans.graphs
         self._bound: dict[Any, BoundStep] = {}
         self._pools: dict[mx.Context, Pool] = {}
-        self.graphs = KeptGraphs()
-        #: Whether the block may compute something else than in the last step.
-        self.changes = BlockChanges(self._blocks, loss, self.graphs.is_kept)
-        self._loss_calls = LossCalls(loss, self.changes)
         #: The steps of which only the first half has run, by context.
         self.unfinished: dict[mx.Context, FirstHalf] = {}
         self._given = GivenArrays(self._blocks)
@@ -164,10 +130,7 @@ class TrainStep:
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], Plan]:
         """By shapes of inputs and labels: the plan last made, of any dtypes, in halves or whole."""
-        return {
-            tuple(spec.shape for spec in leaves(key[0][0])): pair[0]
-            for key, pair in self._plans.items()
-        }
+        return self._plans.by_shapes()
 
     @in_turn
     def plan(self, x: Arrays, y: Arrays = None, *, in_halves: bool = False) -> Plan:
@@ -176,10 +139,11 @@ class TrainStep:
         With ``in_halves`` that by which :meth:`forward` and :meth:`backward` run.
         """
         batch = (per_context(x, y) or [(x, y)])[0]
-        params = trainable(self.changes.parameters())
+        params = self._plans.params()
         kind = specs_of((as_inputs(batch[0]), batch[1])), in_halves
         ctx = contexts_of_params(params.values())[0]
-        return self._planned(kind, params, ctx, self._forget_changed(kind, to_run=False))[0]
+        network = self._plans.forget_changed(kind, self._bound.values(), to_run=False)
+        return self._plans.find(kind, params, ctx, network)[0]
 
     @in_turn
     def __call__(
@@ -302,17 +266,17 @@ class TrainStep:
             raise UsageError(
                 "the step that forward() began is not finished: call backward(loss), or abandon()"
             )
-        composed = self._forget_changed(kind, to_run=True)
+        composed = self._plans.forget_changed(kind, self._bound.values(), to_run=True)
         bound = self._bound.get((kind, ctx))
         if bound is None or not bound.is_fit() or self._trainer.is_new_to(bound, in_halves):
             del bound  # whose memory may have to go before there is another
-            params = trainable(self.changes.parameters())
+            params = self._plans.params()
             check_arrays(params.values())
-            plan, network = self._planned(kind, params, ctx, composed, to_run=True)
+            plan, network = self._plans.find(kind, params, ctx, composed, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
         self._pools[ctx].serve(bound.gradients)
-        self.changes.run(kind, ctx)
+        self._plans.changes.run(kind, ctx)
         bound.prepare((composed or bound.network).form)
         return bound
 
@@ -337,64 +301,3 @@ class TrainStep:
         for place in {ctx, *unfit}:
             release(place)
         return bound
-
-    def _planned(
-        self,
-        kind: Kind,
-        params: Params,
-        ctx: mx.Context,
-        network: BlockNetwork | None,
-        *,
-        to_run: bool = False,
-    ) -> tuple[Plan, BlockNetwork]:
-        """The plan for this ``kind`` and the parameters as they are now, made if it is new.
-
-        ``network`` is what the block computes, if it was asked. With ``to_run`` parameters that
-        cannot be bound are an error before the search.
-        """
-        realisation = self._suited(frozenset({ctx, *contexts_of_params(params.values())}))
-        asked = (kind, state_of(params), ctx.device_type, realisation)
-        kept = [known for key, (_, known) in self._plans.items() if key[:-1] == asked]
-        network = kept[0] if kept else network or self._compose(params, to_run, kind)
-        # Of what the network does not read, the trainer may lack or have anything.
-        parameters = arguments_of(network, params)
-        within = self._trainer.updates_within(parameters, kind[1])
-        key = (*asked, within)
-        if key not in self._plans:
-            if to_run:
-                for name in filter(params.__contains__, network.symbol.list_inputs()):
-                    place_of(params[name], ctx)
-            requests = gradient_requests(network.symbol.list_arguments(), params)
-            shapes = {n: shape for n, shape in network.shapes.items() if n in requests}
-            check_trained(parameters, self.block, is_planned=self.graphs.of_calls)
-            request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
-            planned = functools.partial(self._planner.plan, network.symbol, **request)
-            self._plans[key] = self._trainer.plan(planned, realisation, within), network
-        return self._plans[key]
-
-    def _compose(
-        self, params: Params, to_run: bool, kind: Kind, *, known: BlockNetwork | None = None
-    ) -> BlockNetwork:
-        modes = self._loss_calls.of_network(kind)
-        modes |= {"in_halves": kind[1], "has_been_called": self.graphs.of_calls}
-        calls = functools.partial(self.changes.calls, kind, are_known=modes["run"] is not None)
-        modes["by_graphs"] = functools.partial(self.graphs.in_network, calls, are_made=to_run)
-        modes["keep_outputs"] = self.keep_outputs and not kind[1]
-        with self.changes.as_in_graphs():
-            return compose(self.block, self.loss, kind[0], params, **modes, known=known)
-
-    def _forget_changed(self, kind: Kind, *, to_run: bool) -> BlockNetwork | None:
-        """Drop plans of what is computed no longer; the network of ``kind``, if it was asked."""
-        are_possible = self.changes.are_possible(kind, {key[0] for key in self._plans})
-        are_possible |= self.changes.are_unseen() or (to_run and self.changes.is_graph_new(kind))
-        if not self._loss_calls.are_other(kind, are_possible) and not are_possible:
-            return None
-        self.changes.begin(kind)
-        params = trainable(self.changes.parameters())
-        networks = {(kind, *k[1:]): made[1] for k, made in self._plans.items() if k[0] == kind}
-        found = Computed(functools.partial(self._compose, params, to_run), state_of(params))
-        gone = [self._plans.pop(key)[1] for key in found.gone(networks)]
-        for bound in self._bound.values():
-            bound.is_outdated |= not bound.is_of(params) or any(bound.network is n for n in gone)
-        self.changes.end(kind, self.block.name, are_found=bool(gone))
-        return found.networks.get(kind)

@@ -12,8 +12,9 @@ from typing import Any
 from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
-from memplan.mxnet.trace.operators import CONVOLUTIONS, reads_any_layout
+from memplan.mxnet.trace.operators import CONVOLUTIONS
 from memplan.step.graph import TrainingGraph
 
 # By so much a process grows that trains a network of next to no bytes, for three steps: 9 MB for a

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.layouts import is_along_last_axis, reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_along_last_axis, is_true, reads_any_layout
+from memplan.mxnet.trace.operators import is_true
 from memplan.step.graph import Op, TrainingGraph
 
 # The operators that do so, and LRN, which leaves something else, with the most dimensions of their

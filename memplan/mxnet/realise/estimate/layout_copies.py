@@ -17,15 +17,14 @@ from memplan.mxnet.realise.estimate.onednn_kernels import kernels, knows_dtype
 from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on, nbrought, ncopies
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
 from memplan.mxnet.trace.environment import onednn_is_enabled
-from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.operators import (
-    CONVOLUTIONS,
+from memplan.mxnet.trace.layouts import (
     KEEPS_LAYOUT,
-    ignored_inputs,
     is_of_views,
     reads_any_layout,
     writes_in_layout_of_place,
 )
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.operators import CONVOLUTIONS, ignored_inputs, places_of_tensors
 from memplan.step.graph import TrainingGraph
 
 # The operator of oneDNN that writes over a term in the layout that this has.
@@ -191,11 +190,8 @@ def _leader_and_other(node: Node) -> tuple[int, int]:
 
 def _place_of_tensor(node: Node, place: int) -> int | None:
     """Which input of its op the input of ``node`` at ``place`` is; None if it is no tensor."""
-    ignored = ignored_inputs(node)
-    is_tensor = [
-        not source.is_variable and n not in ignored for n, (source, _) in enumerate(node.inputs)
-    ]
-    return sum(is_tensor[:place]) if is_tensor[place] else None
+    places = places_of_tensors(node)
+    return places.index(place) if place in places else None
 
 
 class _Layouts:
@@ -333,12 +329,9 @@ class _Layouts:
 
     def read_by(self, index: int) -> Layouts:
         """The layouts of the inputs of the node of an op, before it runs."""
-        node, ignored_places = self.nodes[index], ignored_inputs(self.nodes[index])
-        tensors = iter(self.graph.ops[index].inputs)
-        return tuple(
-            None if source.is_variable or place in ignored_places else self.own.get(next(tensors))
-            for place, (source, _) in enumerate(node.inputs)
-        )
+        node, inputs = self.nodes[index], self.graph.ops[index].inputs
+        tensor_of = dict(zip(places_of_tensors(node), inputs, strict=False))
+        return tuple(self.own.get(tensor_of.get(n, -1)) for n in range(len(node.inputs)))
 
     def _in_place(self, index: int) -> dict[int, int]:
         """For each tensor that an op writes over one that it reads: which one that is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.sizes import Attributes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
 from memplan.mxnet.realise.estimate.processor import cache_nbytes_of_onednn, has_avx512
 from memplan.mxnet.realise.estimate.scratchpads import threads
 from memplan.mxnet.realise.estimate.whole_pictures import is_turned
+from memplan.mxnet.trace.attributes import Attributes
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import reads_any_layout
-from memplan.mxnet.trace.sizes import Attributes
 
 # With fewer channels oneDNN takes no such kernel for a pooling, or for its gradient.
 _FEWEST, _FEWEST_OF_GRADIENT = 4, 2

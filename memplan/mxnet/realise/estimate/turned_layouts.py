@@ -20,8 +20,8 @@ from memplan.mxnet.realise.estimate.varying_layouts import (
     varying_layouts,
     with_ops_once,
 )
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import KEEPS_LAYOUT, reads_any_layout
 from memplan.step.graph import TrainingGraph
 
 # They compute each element from the same places of what they read, and hand on its layout. Of more

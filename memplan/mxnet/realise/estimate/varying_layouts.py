@@ -11,12 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.estimate.layout_copies import SUM
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import (
-    KEEPS_LAYOUT,
-    is_gradient_of_slopes,
-    writes_in_layout_of_place,
-)
+from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import Op, TrainingGraph
 
 # They choose the layout of what they write by their shapes, whatever that of what they read.
@@ -31,7 +28,8 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
 
     A max pooling notes the places of the largest for its backward op, in the layout that its data
     had when it ran. So data whose layout may be another one in a copy is computed once. Where a
-    Reshape turns the data after that, :func:`turned_layouts.with_layouts_as_turned` does the rest.
+    Reshape turns the data after that, :mod:`memplan.mxnet.realise.estimate.turned_layouts` does the
+    rest.
     """
     varying = varying_layouts(graph, nodes)
     once = {

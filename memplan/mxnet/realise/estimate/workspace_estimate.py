@@ -34,8 +34,8 @@ from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpa
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
 from memplan.mxnet.realise.estimate.scratchpads import largest_columns_nbytes, scratchpads
+from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
-from memplan.mxnet.trace.operators import reads_any_layout
 from memplan.step.graph import UPDATE, TrainingGraph
 
 # Products of matrices are made of copies of parts of them, of which each thread that makes one

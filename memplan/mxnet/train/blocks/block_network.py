@@ -19,7 +19,7 @@ from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.arrays.nesting import Specs, alike, as_inputs, leaves, variables
 from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
-from memplan.mxnet.train.blocks.calls import Ops
+from memplan.mxnet.train.blocks.calls import Ops, inputs_of
 from memplan.mxnet.train.blocks.composing_thread import Hooks
 from memplan.mxnet.train.blocks.initial_order import (
     Calls,
@@ -320,12 +320,6 @@ def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
         block._forward_pre_hooks, block._forward_hooks = hooks
 
 
-def _inputs(outputs: Any) -> list[str]:
-    """What the block's outputs are computed from, in MXNet's order."""
-    symbols = [output for output in leaves(outputs) if isinstance(output, mx.sym.Symbol)]
-    return mx.sym.Group(symbols).list_inputs() if symbols else []
-
-
 def _outputs(noted: Calls) -> list[mx.sym.Symbol]:
     """What all operators and graphs have computed that were called."""
     return [output for call in noted.calls for output in call.outputs]
@@ -333,7 +327,7 @@ def _outputs(noted: Calls) -> list[mx.sym.Symbol]:
 
 def _in_order(noted: Calls, outputs: Any, names: Collection[str]) -> list[str]:
     """These ``names`` in the order of graphs that were called, and of the block's ``outputs``."""
-    ordered = dict.fromkeys((*_inputs(_outputs(noted)), *_inputs(outputs), *names))
+    ordered = dict.fromkeys((*inputs_of(_outputs(noted)), *inputs_of(outputs), *names))
     return [name for name in ordered if name in names]
 
 

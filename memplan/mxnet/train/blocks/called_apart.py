@@ -34,8 +34,8 @@ def called_apart(
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
     slopes = _slopes_at_borders(nodes, graph_of)
-    repeated, alike = _repeated(nodes, trained, graph_of), _alike(nodes, params, graph_of)
-    return slopes | repeated, slopes | alike
+    repeated = _repeated(nodes, trained, graph_of, are_merged=False)
+    return slopes | repeated, slopes | _repeated(nodes, params, graph_of, are_merged=True)
 
 
 def marked_apart(symbol: mx.sym.Symbol, places: Collection[int]) -> mx.sym.Symbol:
@@ -80,53 +80,30 @@ def _has_slopes(node: Node) -> bool:
 
 
 def _repeated(
-    nodes: Sequence[Node], trained: Collection[str], graph_of: Mapping[int, int]
+    nodes: Sequence[Node], names: Collection[str], graph_of: Mapping[int, int], *, are_merged: bool
 ) -> set[int]:
-    """The ops that equal an earlier one, and through which gradients of ``trained`` parameters go.
+    """The ops that equal an earlier one, and through which gradients of these parameters go.
 
     A graph has one in the place of both, which hands on the sum of their gradients; else the sum is
-    of what each of them hands on, and has other last bits.
+    of what each of them hands on, and has other last bits. So those within one graph are no such
+    ops, and what reads them reads the earlier one; so it does of all if they ``are_merged``.
     """
     reached: set[int] = set()
     repeated: set[int] = set()
-    # Others that equal an earlier one are replaced by it.
     first_of: dict[int, int] = {}
     calls: dict[Any, int] = {}
     for place, node in enumerate(nodes):
         if node["op"] == VARIABLE:
-            reached |= {place} if node["name"] in trained else set()
+            reached |= {place} if node["name"] in names else set()
             continue
         call = call_of_node(node, first_of)
         if any(source in reached for source, _ in call[-1]):
             reached.add(place)
         first = calls.setdefault(call, place)
         is_apart = place not in graph_of or graph_of[place] != graph_of.get(first)
-        if first != place and place in reached and is_apart:
+        is_repeated = first != place and place in reached and is_apart
+        if is_repeated:
             repeated.add(place)
-        elif first != place:
+        if first != place and (are_merged or not is_repeated):
             first_of[place] = first
     return repeated
-
-
-def _alike(nodes: Sequence[Node], params: Collection[str], graph_of: Mapping[int, int]) -> set[int]:
-    """The ops in no graph that equal an earlier one, if each is replaced by that.
-
-    Only those through which gradients of ``params`` go, if all of these are trained.
-    """
-    reached: set[int] = set()
-    first_of: dict[int, int] = {}
-    calls: dict[Any, int] = {}
-    for place, node in enumerate(nodes):
-        if node["op"] == VARIABLE:
-            reached |= {place} if node["name"] in params else set()
-            continue
-        call = call_of_node(node, first_of)
-        if any(source in reached for source, _ in call[-1]):
-            reached.add(place)
-        first = calls.setdefault(call, place)
-        first_of |= {place: first} if first != place else {}
-    return {
-        place
-        for place, first in first_of.items()
-        if place in reached and (place not in graph_of or graph_of[place] != graph_of.get(first))
-    }

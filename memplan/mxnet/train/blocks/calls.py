@@ -62,6 +62,12 @@ def symbols_in(nested: Any) -> Symbols:
     return [symbol.as_nd_ndarray() for symbol in found]
 
 
+def inputs_of(nested: Any) -> list[str]:
+    """What those in ``nested`` are computed from, in MXNet's order."""
+    symbols = symbols_in(nested)
+    return mx.sym.Group(symbols).list_inputs() if symbols else []
+
+
 def with_copies(outputs: Any, inputs: Symbols) -> tuple[Any, Symbols]:
     """The ``outputs`` of a graph with loss operators, with copies of what it got, and these copies.
 

@@ -16,7 +16,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.inference import FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.operators import FOREACH, WHILE_LOOP
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
@@ -27,6 +27,8 @@ from memplan.util.words import first_of
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
+
+_SEED = "the same seed gives other numbers than without a plan"
 
 Block = Any
 Parameter = Any
@@ -130,7 +132,6 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
         as_mxnet = f"; {call_hybridize(block)}, with which MXNet does so, too"
         or_hybridize = f", or {call_hybridize(block)}"
     _warn_of_draws(block, what, noted, symbol)
-    seed = "the same seed gives other numbers than without a plan"
     drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
     called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
@@ -138,14 +139,14 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
     if len(set(reads)) < len(reads) or any(name in noted.derived for name in noted[early:]):
         warnings.warn(
             f"{what} computes what it reads of {reads[0]} once, and first: if random numbers are "
-            f"drawn for that, {seed}{as_mxnet}",
+            f"drawn for that, {_SEED}{as_mxnet}",
             stacklevel=2,
         )
     late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
     if called and any(noted.index(name) > noted.index(called[0]) for name in late):
         warnings.warn(
             f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
-            f"{seed}; call the block on a batch before training{or_hybridize}",
+            f"{_SEED}; call the block on a batch before training{or_hybridize}",
             stacklevel=2,
         )
 
@@ -157,17 +158,16 @@ def _warn_of_draws(block: Block, what: str, noted: Calls, symbol: mx.sym.Symbol)
         order = "have block and loss compute, and return, first what is read first"
         unused = "do not compute, or return, what is not read"
     other = other_draws(symbol, noted.calls)
-    seed = "the same seed gives other numbers than without a plan"
     if other.moved:
         warnings.warn(
             f"{what} draws random numbers in another order, for {_some(other.moved)}: "
-            f"{seed}; {order}",
+            f"{_SEED}; {order}",
             stacklevel=3,
         )
     if other.missing:
         warnings.warn(
             f"{what} draws no random numbers for {_some(other.missing)}, of which it computes "
-            f"nothing: {seed}; {unused}",
+            f"nothing: {_SEED}; {unused}",
             stacklevel=3,
         )
 

@@ -19,7 +19,7 @@ from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.arrays.nesting import alike, as_in, as_inputs, leaves, of_semantics
 from memplan.mxnet.train.blocks.block_changes import BlockChanges
-from memplan.mxnet.train.blocks.calls import Call, symbols_in
+from memplan.mxnet.train.blocks.calls import Call, inputs_of, symbols_in
 from memplan.mxnet.train.blocks.initial_order import Calls
 from memplan.mxnet.train.blocks.other_modes import in_other_mode
 from memplan.mxnet.train.blocks.random_order import noting_symbols
@@ -158,8 +158,8 @@ class LossCalls:
         known = _Known(_same(outputs), stand_ins, _same(labels), counts, graphs)
         self._known[kind] = known
         losses = self._call(known)
-        given = {*params, *_inputs([*leaves(stand_ins), *leaves(labels)])}
-        if not given.issuperset(_inputs(leaves(losses))):
+        given = {*params, *inputs_of((stand_ins, labels))}
+        if not given.issuperset(inputs_of(losses)):
             raise LookupError("the loss reads what the block has kept, and does not return")
         return losses
 
@@ -182,12 +182,6 @@ def _group(symbols: Sequence[mx.sym.Symbol]) -> mx.sym.Symbol:
     """These as one, which has no other Symbols than legacy ones; itself if it is one."""
     legacy = [symbol.as_nd_ndarray() for symbol in symbols]
     return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)
-
-
-def _inputs(values: Iterable[Any]) -> list[str]:
-    """What the Symbols among ``values`` are computed from."""
-    symbols = [value for value in values if isinstance(value, mx.sym.Symbol)]
-    return _group(symbols).list_inputs() if symbols else []
 
 
 def _stand_ins(outputs: Any) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
 
 import mxnet as mx
 
@@ -19,11 +18,12 @@ from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.monitor import check_monitor, without_readers
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays
-from memplan.mxnet.train.arrays.input_memory import InputMemory, view
-from memplan.mxnet.train.modules.module_gradients import Key, ModuleGradients, key_of
+from memplan.mxnet.train.arrays.input_memory import view
+from memplan.mxnet.train.modules.device import Device
+from memplan.mxnet.train.modules.module_gradients import Key, key_of
 from memplan.mxnet.train.modules.other_parameters import check_shared, check_unchanged
 from memplan.mxnet.train.modules.plans import Plans, Request
-from memplan.mxnet.train.pool import Need, Pool, release, training_need
+from memplan.mxnet.train.pool import Need, training_need
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import may_pack
@@ -31,36 +31,6 @@ from memplan.planning.realisation import may_pack
 NDArray = Any
 Arrays = dict[str, NDArray]
 Callback = Callable[..., Any]
-
-
-@dataclass
-class Device:
-    """What the ``executors`` of one device share: ``nruns`` counts what ran in ``pool``.
-
-    In ``inputs`` lie their arrays for data, labels and states; ``gradients`` are those that are
-    added up for them, each as large as the largest so far. ``written`` are all others, of steps.
-    """
-
-    # No references: MXNet's memory is free as soon as nobody holds the first executor.
-    executors: WeakSet[Executor] = field(default_factory=WeakSet)
-    pool: Pool = field(default_factory=Pool)
-    inputs: InputMemory = field(default_factory=InputMemory)
-    gradients: Arrays = field(default_factory=dict)
-    written: ModuleGradients = field(default_factory=ModuleGradients)
-    nruns: int = 0
-
-    def make_room(self, need: Need, ctx: mx.Context) -> None:
-        """Give up what is bound if ``need`` would exceed the budget beside it."""
-        if not self.pool.admits(need):
-            self.clear(ctx)
-
-    def clear(self, ctx: mx.Context) -> None:
-        """Give up what is bound."""
-        for executor in self.executors:
-            executor.give_up()
-        self.written.clear()
-        self.pool.clear()
-        release(ctx)
 
 
 @dataclass(frozen=True)

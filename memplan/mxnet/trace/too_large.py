@@ -8,26 +8,19 @@ their inputs and attributes, or from parts of arrays that fit.
 
 from __future__ import annotations
 
-import ast
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
 
 from memplan.errors import SizeError
 from memplan.mxnet.trace import symbol_json
+from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.nnvm import Node, depth_first, from_json, shape_is_known, to_symbol
-from memplan.mxnet.trace.operators import is_true
 from memplan.util.numbers import shown
 
 Shape = tuple[int, ...]
-
-# How Python 2 ended the numbers of a shape, which MXNet reads.
-_LONG = re.compile(r"(?<=[0-9])L")
 
 # MXNet's wheels are built without USE_INT64_TENSOR_SIZE.
 MAX_ELEMENTS = 2**31 - 1
@@ -85,56 +78,6 @@ def true_nelements(node: Node, shapes: Sequence[Shape | None]) -> int | None:
     if count is None or not first or None in first:
         return None
     return count(Attributes(node), [shape for shape in first if shape is not None])
-
-
-@lru_cache(maxsize=4096)
-def _literal(text: str) -> Any:
-    """The value that ``text`` is in Python.
-
-    Reading one leaves a circle of objects behind, as many as the text has parts, which stay while
-    a network is traced without Python's collector. Few texts stand at all nodes of a network.
-    """
-    return ast.literal_eval(text)
-
-
-class Attributes:
-    """The attributes of a node, as numbers and tuples."""
-
-    def __init__(self, node: Node) -> None:
-        self._attrs = node.attrs
-
-    def text(self, name: str) -> str:
-        return str(self._attrs[name])
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A number, a tuple, a bool or None. Python 2 wrote "(3L, 3L)", and others "true"."""
-        text = self._attrs.get(name)
-        if text is None:
-            return default
-        if text.lower() in ("true", "false"):
-            return is_true(text)
-        value = _literal(_LONG.sub("", text))
-        return list(value) if isinstance(value, list) else value
-
-    def numbers(self, name: str, *default: float) -> list[Any]:
-        """The numbers of a tuple; MXNet takes a single number for a tuple of one, too."""
-        value = self.get(name, default)
-        return list(value) if isinstance(value, list | tuple) else [value]
-
-    def windows(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """For every dimension in which a kernel slides: its width, stride and dilation."""
-        sides = (self.each(name, sizes, 1) for name in ("kernel", "stride", "dilate"))
-        return zip(*sides, strict=True)
-
-    def spread(self, sizes: Sequence[int]) -> list[int]:
-        """The dimensions of a deconvolution of pictures of these ``sizes``, without a padding."""
-        windows = zip(sizes, self.windows(sizes), strict=True)
-        return [stride * (size - 1) + dilate * (k - 1) + 1 for size, (k, stride, dilate) in windows]
-
-    def each(self, name: str, like: Sequence[int], default: int) -> list[int]:
-        """One number for every dimension in ``like``."""
-        value = self.get(name) or (default,) * len(like)
-        return list(value) if isinstance(value, list | tuple) else [value] * len(like)
 
 
 def _tile(attrs: Attributes, shapes: Sequence[Shape]) -> int:

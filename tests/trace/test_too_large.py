@@ -18,7 +18,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import trace
 from memplan.mxnet.trace.inference import infer
 from memplan.mxnet.trace.nnvm import from_json
-from memplan.mxnet.trace.sizes import true_nelements
+from memplan.mxnet.trace.too_large import true_nelements
 from memplan.planning import realisation
 from memplan.planning.realisation import load
 

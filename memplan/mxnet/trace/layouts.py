@@ -1,0 +1,122 @@
+"""In which memory layouts MXNet's operators read and write arrays on a CPU, by its source, 1.9.1.
+
+Those of oneDNN have layouts of their own, others the usual one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.operators import is_true
+
+# Operators of oneDNN on a CPU (TIsMKLDNN): they read arrays in any layout.
+_ONEDNN = frozenset(
+    """Activation BatchNorm Concat Convolution Deconvolution Flatten FullyConnected LRN LeakyReLU
+    Pooling RNN Reshape SoftmaxOutput _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+    elemwise_add expand_dims log_softmax slice softmax transpose""".split()
+)
+_ONEDNN_BACKWARD = frozenset(
+    """_backward_Activation _backward_BatchNorm _backward_Concat _backward_Convolution
+    _backward_Deconvolution _backward_FullyConnected _backward_LRN _backward_LeakyReLU
+    _backward_Pooling _backward_RNN _backward_add _backward_amp_cast _backward_amp_multicast
+    _backward_contrib_BatchNormWithReLU _backward_copy _backward_log_softmax
+    _backward_softmax""".split()
+)
+
+# Those of them that write in the layout of what they read.
+KEEPS_LAYOUT = frozenset(
+    """Activation BatchNorm Concat LRN LeakyReLU Pooling _contrib_BatchNormWithReLU _copy add_n
+    amp_cast amp_multicast elemwise_add _backward_Activation _backward_BatchNorm _backward_LRN
+    _backward_LeakyReLU _backward_Pooling _backward_add _backward_amp_cast _backward_amp_multicast
+    _backward_contrib_BatchNormWithReLU _backward_copy""".split()
+)
+
+# What they compute only with these attributes (SupportMKLDNNAct, ...LeakyRelu, ...Pooling).
+_ONEDNN_ATTRS = {
+    "Activation": ("act_type", ("relu", "sigmoid", "softrelu", "tanh"), ""),
+    "LeakyReLU": ("act_type", ("leaky", "elu", "gelu"), "leaky"),
+    "Pooling": ("pool_type", ("max", "avg"), "max"),
+}
+
+
+def reads_any_layout(node: Node) -> bool:
+    """Does ``node`` read arrays of a CPU in any layout? Others need copies in the usual one.
+
+    It does where MXNet calls oneDNN's function for it, which may find that oneDNN does not know
+    the shape, axis or dtype.
+    """
+    if node.op not in _ONEDNN and node.op not in _ONEDNN_BACKWARD:
+        return False
+    name = node.op.removeprefix("_backward_")
+    if name == "Concat":  # not where axes are counted from the last (BackwardConcatStorageType)
+        return int(node.attrs.get("dim", "1")) > 0
+    if name == "slice":  # SupportMKLDNNSlice of tensor/matrix_op-inl.h
+        return {*re.findall(r"-?[0-9]+", node.attrs.get("step", ""))} <= {"1"}
+    if name in ("softmax", "log_softmax"):
+        return not _has_lengths_or_dtype(node)
+    if name == "Pooling" and not _has_known_layout(node):
+        return False
+    attribute, layouts, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
+    return node.attrs.get(attribute, default) in layouts
+
+
+def writes_in_layout_of_place(node: Node) -> bool:
+    """Does ``node`` leave its output in the layout of what lies where it writes?
+
+    That is so of the gradient of a dense layer's data, too, which oneDNN computes.
+    """
+    return not reads_any_layout(node) or node.op == "_backward_FullyConnected"
+
+
+def viewed_inputs(node: Node) -> tuple[int, ...]:
+    """The inputs of which MXNet makes views, as it cannot of arrays in layouts of oneDNN's.
+
+    They are the output's gradient and the data of a BatchNorm's backward op, unless the data are
+    pictures, by channel (MKLDNNBatchNormBackwardImpl of src/operator/nn/mkldnn). The forward op
+    makes a view, too, of a copy.
+    """
+    return (0, 3) if node.op == "_backward_BatchNorm" and is_of_views(node.call) else ()
+
+
+def is_of_views(call: Node) -> bool:
+    """Is ``call`` a BatchNorm that makes views: of anything but pictures, by channel?"""
+    data = call.infos.inputs[0] if call.op == "BatchNorm" else None
+    if data is None or data.dtype != "float32":
+        return False
+    return len(data.shape) != 4 or int(call.attrs.get("axis", "1")) != 1
+
+
+def must_be_in_place(node: Node) -> bool:
+    """Does MXNet end the process where ``node`` does not write over what it reads?
+
+    A softmax along the rows of pictures does, which are in a layout of oneDNN's.
+    """
+    data = node.infos.inputs[0] if node.op in ("softmax", "log_softmax") else None
+    if data is None or len(data.shape) < 4 or not reads_any_layout(node):
+        return False
+    return is_along_last_axis(node, len(data.shape))
+
+
+def is_along_last_axis(softmax: Node, ndim: int) -> bool:
+    """Is a ``softmax``, or its gradient, along the last axis of ``ndim`` dimensions?"""
+    return int(softmax.attrs.get("axis", "-1")) in (-1, ndim - 1)
+
+
+def _has_lengths_or_dtype(node: Node) -> bool:
+    """Is ``node`` a softmax of rows of several lengths, or its gradient, or that of another dtype?
+
+    See SoftmaxStorageType and SoftmaxGradStorageType (src/operator/nn/softmax.cc).
+    """
+    is_gradient = node.op.startswith("_backward_")
+    has_dtype = is_gradient and node.attrs.get("dtype", "None") != "None"
+    return has_dtype or is_true(node.attrs.get("use_length"))
+
+
+def _has_known_layout(node: Node) -> bool:
+    """Is the layout of a pooling one of oneDNN's? Of whole pictures without a kernel none is known.
+
+    See SupportMKLDNNPooling (src/operator/nn/mkldnn/mkldnn_pooling-inl.h).
+    """
+    is_usual = node.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
+    return is_usual and any(map(str.isdigit, node.attrs.get("kernel", "")))
