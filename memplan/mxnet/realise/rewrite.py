@@ -59,6 +59,9 @@ _WRITTEN_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
     "_npi_backward_ediff1d": (0, (1, 2)),
 }
 
+# Operators that read an array for its shape alone, and those that are told it.
+_TOLD_SHAPES = {"zeros_like": "_zeros", "ones_like": "_ones"}
+
 
 def runnable(full: Sequence[Entry]) -> list[Entry]:
     """``full`` (heads of a training graph), changed so that its ops run as they stand."""
@@ -96,6 +99,23 @@ def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> l
     for node in order:
         node.inputs = list(map(written, node.inputs))
     return list(map(written, full))
+
+
+def tell_shapes(order: Sequence[Node]) -> None:
+    """Tell those in ``order`` that read an array for its shape alone what it is: they read none.
+
+    To MXNet's executor that array is dead by then, and the step ends with an error where oneDNN has
+    written an array of another size in its place.
+    """
+    for node in order:
+        if node.op not in _TOLD_SHAPES or node.inputs[0][0].is_variable:
+            continue
+        source, k = node.inputs[0]
+        info = source.infos.outputs[k] if source.infos.outputs else None
+        if info is not None:
+            node.op = _TOLD_SHAPES[node.op]
+            node.attrs = {**node.attrs, "shape": str(info.shape), "dtype": info.dtype}
+            node.inputs, node.control = [], (*node.control, source)
 
 
 def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
