@@ -240,11 +240,11 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     reads or writes a state that others do, too, or may draw random numbers, keeps MXNet's order.
     """
     rank_of, shared = rank_of or {}, states_shared(order)
-    _make_sums_safe(order)
+    plain_sums = _make_sums_safe(order)
     nmissing = {
         node: len(_awaited(node))
         for node in order
-        if (node in rank_of or is_link(node) or _is_plain_sum(node))
+        if (node in rank_of or is_link(node) or node in plain_sums)
         and not (states_touched(node, shared) or may_draw(node))
     }
     waiters: dict[Node, list[Node]] = {}
@@ -272,24 +272,21 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     return result
 
 
-def _is_plain_sum(node: Node) -> bool:
-    return node.op == "elemwise_add" and node.forward is None
-
-
 def _awaited(node: Node) -> dict[Node, None]:
     return dict.fromkeys(other for other in dependencies(node) if not other.is_variable)
 
 
-def _make_sums_safe(order: Sequence[Node]) -> None:
+def _make_sums_safe(order: Sequence[Node]) -> set[Node]:
     """Make plain sums of those by _grad_add, into which MXNet's executor has ops add their term.
 
     Many write it over what is there instead, and in a layout of oneDNN's most leave garbage. Nor
     does another reader of the first term know that it holds a sum by then. A plain sum has the same
     buffers, and the bits of a block, for which MXNet calls _grad_add.
     """
-    for node in order:
-        if node.op == "_grad_add":
-            node.op = "elemwise_add"
+    sums = {node for node in order if node.op == "_grad_add"}
+    for node in sums:
+        node.op = "elemwise_add"
+    return sums
 
 
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:
