@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mxnet as mx
 import pytest
 
@@ -22,21 +25,38 @@ def _rows(data: mx.sym.Symbol) -> mx.sym.Symbol:
     return S.slice_axis(data, axis=2, begin=0, end=4)
 
 
-def _network(like: str, *, told: bool) -> mx.sym.Symbol:
-    """A convolution of some rows of an array, which so is dead, and then its zeros or ones."""
+def _network(part: mx.sym.Symbol | None, like: Callable[[Any], Any]) -> mx.sym.Symbol:
+    """A convolution of some rows of an array, which so is dead, and then what is ``like`` it."""
     with mx.name.NameManager():
         whole = _convolution(S.Variable("data"))
         small = _convolution(_convolution(_rows(whole)))
-        constant = getattr(S, like)
-        part = constant(shape=SHAPE) if told else getattr(S, f"{like}_like")(whole)
+        part = like(whole) if part is None else part
         return S.MakeLoss(S.mean((small + _rows(part)) ** 2))
 
 
-@pytest.mark.parametrize("like", ["zeros", "ones"])
-def test_what_has_the_shape_of_a_dead_array_is_made_without_it(like: str) -> None:
+def _of_numpy(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda array: call(array.as_np_ndarray()).as_nd_ndarray()
+
+
+@pytest.mark.parametrize(
+    ("like", "told"),
+    [
+        (S.zeros_like, S.zeros(SHAPE)),
+        (S.ones_like, S.ones(SHAPE)),
+        (_of_numpy(S.np.zeros_like), S.zeros(SHAPE)),
+        (_of_numpy(lambda a: S.np.full_like(a, 0.1)), S.full(SHAPE, 0.1)),
+        (
+            lambda a: S.cast(_of_numpy(lambda b: S.np.ones_like(b, "int8"))(a), "float32"),
+            S.ones(SHAPE),
+        ),
+    ],
+)
+def test_what_has_the_shape_of_a_dead_array_is_made_without_it(
+    like: Callable[[Any], Any], told: mx.sym.Symbol
+) -> None:
     """MXNet's own executor ends with an error where oneDNN has written in its place."""
-    given = trace(_network(like, told=True), shapes=SHAPES, realisation="explicit")
-    traced = trace(_network(like, told=False), shapes=SHAPES, realisation="explicit")
+    given = trace(_network(told, like), shapes=SHAPES, realisation="explicit")
+    traced = trace(_network(None, like), shapes=SHAPES, realisation="explicit")
     values = random_values(given)
     with pytest.raises(mx.MXNetError, match="doesn't match the requested MKLDNN memory desc"):
         stock_steps(traced, values, 1)

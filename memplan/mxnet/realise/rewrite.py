@@ -60,7 +60,7 @@ _WRITTEN_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 
 # Operators that read an array for its shape alone, and those that are told it.
-_TOLD_SHAPES = {"zeros_like": "_zeros", "ones_like": "_ones"}
+_TOLD_SHAPES = {"zeros_like": "_zeros", "ones_like": "_ones", "_npi_full_like": "_full"}
 
 
 def runnable(full: Sequence[Entry]) -> list[Entry]:
@@ -112,10 +112,15 @@ def tell_shapes(order: Sequence[Node]) -> None:
             continue
         source, k = node.inputs[0]
         info = source.infos.outputs[k] if source.infos.outputs else None
-        if info is not None:
-            node.op = _TOLD_SHAPES[node.op]
-            node.attrs = {**node.attrs, "shape": str(info.shape), "dtype": info.dtype}
-            node.inputs, node.control = [], (*node.control, source)
+        if info is None:
+            continue
+        # Of another dtype are those alone that a script calls, which are inferred.
+        dtype = next((each.dtype for each in node.infos.outputs if each), info.dtype)
+        attrs = {**node.attrs, "shape": str(info.shape), "dtype": dtype}
+        if "fill_value" in attrs:
+            attrs["value"] = attrs.pop("fill_value")
+        node.op, node.attrs = _TOLD_SHAPES[node.op], attrs
+        node.inputs, node.control = [], (*node.control, source)
 
 
 def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
