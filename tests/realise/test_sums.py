@@ -130,3 +130,15 @@ def test_sums_are_chains_where_mxnet_adds_from_the_right_for_certain(
     symbol, shapes = NETWORKS[name]()
     traced = trace(symbol, shapes=shapes, realisation="packed", device_type=device_type)
     assert {op.kind for op in traced.graph.ops if op.name.startswith("sum_grad")} == kinds
+
+
+def test_a_sum_of_the_forward_pass_keeps_its_place() -> None:
+    """What another op has read before it MXNet writes it over, and a BatchNorm rounds by that."""
+    whole = body()
+    gate = mx.sym.InstanceNorm(whole, mx.sym.Variable("gamma"), mx.sym.Variable("beta"))
+    normed = mx.sym.BatchNorm(gate + whole, fix_gamma=False)
+    loss = mx.sym.MakeLoss(mx.sym.mean(((gate > 0.1) + normed) ** 2))
+    traced = trace(loss, shapes={"data": (2, 16, 12, 12)}, realisation="explicit")
+    forward = range(traced.graph.nforward)
+    assert tuple(op for op in traced.stock_order if op in forward) == tuple(forward)
+    assert identical(traced, Schedule.unplanned(traced.graph))

@@ -221,8 +221,8 @@ def test_what_reads_before_a_reshape_runs_once_and_before_it() -> None:
     assert traced.graph.ops[ops["turn"].after[0]].name == "norm"
 
 
-def test_explicit_steps_may_run_ops_in_another_order_than_mxnet() -> None:
-    """A sum of what a Flatten turns comes first there, and later in MXNet's own step."""
+def test_a_sum_of_what_a_flatten_turns_comes_when_mxnet_runs_it() -> None:
+    """It reads all that it needs before the Flatten does, and MXNet runs it behind that."""
     data = _convolution(mx.sym.Variable("img"), "conv")
     shared = mx.sym.sin(data)
     total = mx.sym.elemwise_add(data, shared, name="sum")
@@ -232,7 +232,7 @@ def test_explicit_steps_may_run_ops_in_another_order_than_mxnet() -> None:
     traced = trace(loss, shapes=SHAPES, realisation="explicit")
     names = [op.name for op in traced.graph.ops]
     turn, place = names.index("turn"), names.index("sum")
-    assert place < turn
+    assert turn < place
     assert traced.stock_order.index(turn) < traced.stock_order.index(place)
     values = random_values(traced)
     stock = stock_steps(traced, values, 1)

@@ -166,12 +166,13 @@ def test_steps_are_bound_anew_once_where_gradients_are_replaced(
     assert nbinds(monkeypatch, go_on) == 2
 
 
+@pytest.mark.parametrize("are_held", [False, True])
 @pytest.mark.parametrize("how", ["planned", "step"])
-def test_the_memory_of_before_goes_where_nobody_holds_a_gradient(
-    how: str, monkeypatch: pytest.MonkeyPatch
+def test_the_memory_of_before_goes_whoever_holds_a_gradient(
+    how: str, are_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the step is bound anew."""
-    loop, memories, left = Loop(how), set[int](), []
+    """Before the step is bound anew; a gradient that is held gets memory of its own."""
+    loop, memories, left, held = Loop(how), set[int](), [], []
     add = Pool.add
 
     def noted(pool: Pool, need: Any, executor: Any, memory: Any) -> None:
@@ -187,5 +188,6 @@ def test_the_memory_of_before_goes_where_nobody_holds_a_gradient(
     monkeypatch.setattr("memplan.mxnet.train.pool.release", look)
     for number in range(3):
         loop.run(number)
+        held += [p.grad() for p in loop.trained] if are_held else []
         loop.ask_anew(of_all=True)
     assert left == [set(), set()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,8 @@ from memplan.errors import ArgumentError, BudgetError
 from memplan.mxnet.gluon import planned
 
 QUICKLY: dict[str, Any] = {"strategy": "chen_sqrt", "realisation": "packed"}
+# How often a thread lets another one go on, which it does if nothing holds it.
+YIELDS = 2000
 
 
 def started() -> tuple[Any, Any]:
@@ -68,6 +72,34 @@ def test_a_block_whose_budget_was_refused_is_planned_by_another_one() -> None:
     backward(net, batch)
     assert len(net.planned_step.plans) == 1
     assert_equal(expected, gradients(net))
+
+
+def test_a_block_whose_plan_is_being_searched_is_not_planned_by_other_options() -> None:
+    """Another thread waits for the search, and then is told that there is a plan."""
+    net, batch = started()
+    step, found = planned(net, **QUICKLY).planned_step, list[Any]()
+
+    def plan_again() -> None:
+        try:
+            found.append(planned(net, strategy="evict"))
+        except ArgumentError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=plan_again)]
+    begun = list[threading.Thread]()
+
+    def while_searched(*_: Any) -> None:
+        while threads:
+            begun.append(threads.pop())
+            begun[0].start()
+            for _ in range(YIELDS):
+                time.sleep(0)
+
+    net[0].register_forward_pre_hook(while_searched)
+    backward(net, batch)
+    begun[0].join()
+    assert "is planned already, by other options" in str(found[0])
+    assert net.planned_step is step
 
 
 @pytest.mark.parametrize(

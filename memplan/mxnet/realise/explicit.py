@@ -38,6 +38,7 @@ from memplan.mxnet.realise.rewrite import (
     keep_order,
     repeatable_nodes,
     runnable,
+    tell_shapes,
 )
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
@@ -100,6 +101,7 @@ class Explicit(Form):
                 )
         gradient_of_lrn.as_in_blocks(heads, device_type)
         heads = runnable(heads)
+        tell_shapes(depth_first(heads))
         return replace_weight_gradients(heads) if device_type == "cpu" else heads
 
     def outside(

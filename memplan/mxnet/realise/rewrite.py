@@ -59,6 +59,9 @@ _WRITTEN_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
     "_npi_backward_ediff1d": (0, (1, 2)),
 }
 
+# Operators that read an array for its shape alone, and those that are told it.
+_TOLD_SHAPES = {"zeros_like": "_zeros", "ones_like": "_ones", "_npi_full_like": "_full"}
+
 
 def runnable(full: Sequence[Entry]) -> list[Entry]:
     """``full`` (heads of a training graph), changed so that its ops run as they stand."""
@@ -96,6 +99,28 @@ def _with_unwritten_gradients(full: Sequence[Entry], order: Sequence[Node]) -> l
     for node in order:
         node.inputs = list(map(written, node.inputs))
     return list(map(written, full))
+
+
+def tell_shapes(order: Sequence[Node]) -> None:
+    """Tell those in ``order`` that read an array for its shape alone what it is: they read none.
+
+    To MXNet's executor that array is dead by then, and the step ends with an error where oneDNN has
+    written an array of another size in its place.
+    """
+    for node in order:
+        if node.op not in _TOLD_SHAPES or node.inputs[0][0].is_variable:
+            continue
+        source, k = node.inputs[0]
+        info = source.infos.outputs[k] if source.infos.outputs else None
+        if info is None:
+            continue
+        # Of another dtype are those alone that a script calls, which are inferred.
+        dtype = next((each.dtype for each in node.infos.outputs if each), info.dtype)
+        attrs = {**node.attrs, "shape": str(info.shape), "dtype": dtype}
+        if "fill_value" in attrs:
+            attrs["value"] = attrs.pop("fill_value")
+        node.op, node.attrs = _TOLD_SHAPES[node.op], attrs
+        node.inputs, node.control = [], (*node.control, source)
 
 
 def unwritten(backward: Node, forward: Node) -> tuple[int, ...]:
@@ -220,11 +245,11 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     reads or writes a state that others do, too, or may draw random numbers, keeps MXNet's order.
     """
     rank_of, shared = rank_of or {}, states_shared(order)
-    _make_sums_safe(order)
+    plain_sums = _make_sums_safe(order)
     nmissing = {
         node: len(_awaited(node))
         for node in order
-        if (node in rank_of or is_link(node) or _is_plain_sum(node))
+        if (node in rank_of or is_link(node) or node in plain_sums)
         and not (states_touched(node, shared) or may_draw(node))
     }
     waiters: dict[Node, list[Node]] = {}
@@ -252,24 +277,21 @@ def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = N
     return result
 
 
-def _is_plain_sum(node: Node) -> bool:
-    return node.op == "elemwise_add" and node.forward is None
-
-
 def _awaited(node: Node) -> dict[Node, None]:
     return dict.fromkeys(other for other in dependencies(node) if not other.is_variable)
 
 
-def _make_sums_safe(order: Sequence[Node]) -> None:
+def _make_sums_safe(order: Sequence[Node]) -> set[Node]:
     """Make plain sums of those by _grad_add, into which MXNet's executor has ops add their term.
 
     Many write it over what is there instead, and in a layout of oneDNN's most leave garbage. Nor
     does another reader of the first term know that it holds a sum by then. A plain sum has the same
     buffers, and the bits of a block, for which MXNet calls _grad_add.
     """
-    for node in order:
-        if node.op == "_grad_add":
-            node.op = "elemwise_add"
+    sums = {node for node in order if node.op == "_grad_add"}
+    for node in sums:
+        node.op = "elemwise_add"
+    return sums
 
 
 def repeatable_nodes(forward: Sequence[Node]) -> set[Node]:

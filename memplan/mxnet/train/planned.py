@@ -9,6 +9,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.blocks.block_network import check_block
 from memplan.mxnet.train.planned_calls import PlannedCalls
+from memplan.mxnet.train.taking_turns import TURN
 from memplan.mxnet.train.train_step import TrainStep
 
 Block = Any
@@ -68,15 +69,16 @@ def planned(block: Block, **options: Any) -> Block:
 
 def _planned_again(block: Block, options: dict[str, Any]) -> Block:
     """``block``, which is planned, by these ``options`` where none of other ones gave a plan."""
-    before: PlannedCalls = block._memplan_planned
-    if before.options == options:  # a cell of a notebook runs again
+    if block._memplan_planned.options == options:  # a cell of a notebook runs again
         return block
-    if before.step.plans:
-        raise ArgumentError(
-            f"block {block.name!r} is planned already, by other options ({before.options}); "
-            f"to train it by these, make the block anew, load its parameters and plan that one"
-        )
-    return _with_step(block, _step(block, options), options)
+    with TURN:  # another thread may be searching the first plan
+        before: PlannedCalls = block._memplan_planned
+        if before.step.plans:
+            raise ArgumentError(
+                f"block {block.name!r} is planned already, by other options ({before.options}); "
+                f"to train it by these, make the block anew, load its parameters and plan that one"
+            )
+        return _with_step(block, _step(block, options), options)
 
 
 def _step(block: Block, options: dict[str, Any]) -> TrainStep:

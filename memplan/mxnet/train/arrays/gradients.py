@@ -76,6 +76,8 @@ class Gradients:
         for held in self._written:
             if not held.is_kept():
                 held.lent = None  # or the gradients of before would keep the memory
+            if not self._is_lent:
+                held.leave_replaced()
             if not held.is_of_parameter():  # autograd has a gradient there by what it had before
                 held.data, held.withheld = held.data.detach(), None
             elif not self._is_lent and held.is_ours():

@@ -44,6 +44,8 @@ class Held:
     was_fresh: bool = False
     #: The series of what this gave last.
     series: int = 0
+    #: What the parameter's gradient was when this gave something last: a script may hold it.
+    given: NDArray | None = None
 
     @property
     def current(self) -> NDArray | None:
@@ -134,7 +136,18 @@ class Held:
         self._is_given(is_of_plan=False)
         self.ours = None
 
+    def leave_replaced(self) -> None:
+        """Give what a script may hold of before, where MXNet has put another in its place, memory.
+
+        Else it would keep that of the whole step.
+        """
+        before, self.given = self.given, None
+        if before is not None and before is not self.current and handle_of(before) is self.ours:
+            copy = shown(before).copy()
+            before.handle, copy.handle = copy.handle, before.handle
+
     def _is_given(self, *, is_of_plan: bool = True) -> None:
+        self.given = self.parameter._grad[self.place]
         given = _Given(self.ours, self.series, is_of_plan)
         _GIVEN.setdefault(self.parameter, {})[self.place] = given
 
