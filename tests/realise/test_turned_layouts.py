@@ -16,6 +16,7 @@ from memplan.mxnet.realise.mirror import annotate
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
+from memplan.step.schedule import Schedule
 
 Symbol = mx.sym.Symbol
 
@@ -114,6 +115,21 @@ def test_packed_steps_do_not_turn_what_a_pooling_has_taken_notes_on() -> None:
         [planned] = planned_steps(bound(turning, schedule, values), 1)
         assert stock.keys() == planned.keys()
         assert all(np.allclose(stock[name], planned[name], 1e-3, 1e-4) for name in stock), seed
+
+
+@pytest.mark.parametrize("nfilters", [16, 24])
+def test_packed_steps_turn_what_a_pooling_of_whole_pictures_has_taken_notes_on(
+    nfilters: int,
+) -> None:
+    """They are right for every layout: one for each channel."""
+    data = mx.sym.Convolution(mx.sym.Variable("img"), num_filter=nfilters, kernel=(3, 3))
+    gate = mx.sym.Pooling(data, kernel=(6, 6), pool_type="max")
+    turned = mx.sym.reshape(_reshape(data), shape=(-1, nfilters, 6, 6))
+    total = mx.sym.broadcast_mul(data, gate) + turned + _norm(data)
+    traced = trace(mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(total))), **OPTIONS)
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
 
 
 def _assert_mirrored_is_stock(network: Symbol) -> None:

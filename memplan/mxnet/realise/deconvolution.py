@@ -8,7 +8,8 @@ y = Deconvolution(x, w), which is the gradient of a convolution with respect to 
     dw = the weight's gradient of that convolution when its output's gradient is x,
 
 which are Deconvolution's own gradients: bit for bit where oneDNN works in the same layouts, as it
-does for the usual numbers of channels (multiples of 8 in, 16 out), otherwise but for rounding.
+does for the usual numbers of channels (multiples of 16; without AVX-512 of 8 in), otherwise but for
+rounding.
 
 A Convolution leaves dx in a layout of oneDNN's, of which the backward op of a BatchNorm of anything
 but pictures cannot make the view that it needs (limits.md). Deconvolution's own gradient is none,

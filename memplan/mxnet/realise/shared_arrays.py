@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.varying_layouts import may_be_own, takes_notes
+from memplan.mxnet.realise.estimate.whole_pictures import has_notes_of_any_layout
 from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors
@@ -94,8 +95,8 @@ def read_turned(
     position = {index: place for place, index in enumerate(stock_order)}
     for turning, array in turned_arrays(graph, nodes, source_of).items():
         readers = [reader for tensor in array for reader in graph.readers[tensor]]
-        before = (nodes[reader] for reader in readers if position[reader] < position[turning])
-        if any(map(takes_notes, before)):
+        before = [nodes[reader] for reader in readers if position[reader] < position[turning]]
+        if any(takes_notes(node) and not _are_of_any_layout(node) for node in before):
             continue
         for tensor in array:
             if tensor not in own or _turns(nodes[graph.producer[tensor]]):
@@ -108,6 +109,10 @@ def read_turned(
                         place = places_of_tensors(node)[op.inputs.index(tensor)]
                         result[reader].append(place)
     return result
+
+
+def _are_of_any_layout(noting: Node) -> bool:
+    return noting.op == "Pooling" and has_notes_of_any_layout(noting)
 
 
 def rounds_by_layout(node: Node) -> bool:

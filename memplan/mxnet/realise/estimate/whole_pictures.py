@@ -30,6 +30,17 @@ def is_of_whole_pictures(node: Node) -> bool:
     return out is not None and math.prod(out.shape[2:]) <= 1
 
 
+def has_notes_of_any_layout(pooling: Node) -> bool:
+    """Are the notes of a max ``pooling`` right for its data in whatever layout, later?
+
+    They are, of whole pictures: one for each channel, in the order of these, unless oneDNN pads.
+    """
+    data, out = pooling.infos.inputs[0], pooling.infos.outputs[0]
+    if data is None or out is None or math.prod(out.shape[2:]) > 1:
+        return False
+    return data.shape[1] % _block(data.shape[1]) == 0
+
+
 def is_turned(node: Node, *, in_blocks: bool) -> bool:
     """Is ``node`` the gradient of a pooling of whole pictures that is written in such a layout?
 
