@@ -171,10 +171,13 @@ def test_other_processors_are_taken_for_avx2(monkeypatch: pytest.MonkeyPatch) ->
         assert has_avx512.__wrapped__() is answer
 
 
-def test_onednn_may_be_told_to_use_no_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_may_be_told_to_use_no_avx512_in_capital_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _say(monkeypatch, "flags\t: avx512f avx512bw avx512dq avx512vl avx2")
-    for told, answer in {"AVX2": False, "avx512_core": True}.items():
-        monkeypatch.setenv("DNNL_MAX_CPU_ISA", told)
+    told = {"AVX2": False, "AVX2_VNNI": False, "avx2": True, "AVX512_CORE": True, "": True}
+    for text, answer in told.items():
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", text)
         assert has_avx512.__wrapped__() is answer
 
 
