@@ -192,6 +192,16 @@ def test_who_reads_an_array_in_the_layout_of_another_shape_has_one_more_copy_in_
     assert convolution == ("Convolution", 0, copied)
 
 
+def test_a_loss_that_mxnet_computes_in_training_has_its_copy_beside_its_temporary_space() -> None:
+    """Of what a convolution has left in a layout of oneDNN's."""
+    loss = mx.sym.SoftmaxOutput(convolved(pictures()), multi_output=True, name="loss")
+    traced = trace(loss, shapes={"data": SHAPE})
+    index = [node.name for node in traced.nodes].index("loss")
+    found = copies(traced.graph, traced.nodes)
+    assert found.temporary_nbytes[index] == N
+    assert index in found.beside
+
+
 def test_an_activation_leaves_its_gradient_in_the_layout_of_another_shape() -> None:
     _, _, activation, convolution = _backward(_as_one(activated(convolved(pictures()))))
     assert activation == ("Activation", 0, 1)

@@ -10,7 +10,6 @@ from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.estimate.workspace_estimate import (
     BUFFERS,
     BUFFERS_WITH_HOLES,
-    TIMES_WITH_HOLES,
     executor_nbytes,
     packed_nbytes,
 )
@@ -123,6 +122,5 @@ def test_every_estimate_has_room_for_the_buffers(
             estimates.append(executor_nbytes(graph, nodes, leaves_holes=has_holes)[0])
     # There are three products, of equal matrices.
     times = min(3, BUFFERS_WITH_HOLES) if realisation == "mirror" else BUFFERS
-    of_threads = (TIMES_WITH_HOLES if realisation == "mirror" else 1) * nthreads * 1_250_000
-    of_threads *= nthreads > 1
+    of_threads = BUFFERS * nthreads * 1_250_000 if nthreads > 1 else 0
     assert estimates[0] - estimates[1] == times * max(_buffers(traced)) + of_threads

@@ -28,6 +28,19 @@ CASES: dict[str, tuple[int, int, tuple[int, ...], dict[str, Any]]] = {
     "points, groups": (32, 32, (8, 8), {"kernel": (1, 1), "stride": (2, 2), "num_group": 2}),
     "points, no block": (16, 20, (8, 8), {"kernel": (1, 1), "stride": (2, 2)}),
     "points of a signal": (16, 16, (12,), {"kernel": (1,), "stride": (2,)}),
+    "dilated points": (16, 16, (9, 9), {"kernel": (1, 1), "dilate": (2, 2)}),
+    "dilated points, strided": (
+        *(16, 16, (8, 8)),
+        {"kernel": (1, 1), "dilate": (2, 2), "stride": (2, 2)},
+    ),
+    "dilated points, groups": (
+        32,
+        32,
+        (9, 9),
+        {"kernel": (1, 1), "dilate": (2, 2), "num_group": 2},
+    ),
+    "dilated points, half a block": (24, 24, (9, 9), {"kernel": (1, 1), "dilate": (2, 2)}),
+    "dilated points of a volume": (16, 16, (4, 8, 8), {"kernel": (1, 1, 1), "dilate": (2, 2, 2)}),
     "points of a volume": (16, 16, (4, 8, 8), {"kernel": (1, 1, 1), "stride": (2, 2, 2)}),
     "dilated": (16, 16, (9, 9), {"kernel": (3, 3), "pad": (2, 2), "dilate": (2, 2)}),
     "much padding": (16, 16, (9, 9), {"kernel": (3, 3), "pad": (4, 4), "dilate": (4, 4)}),
@@ -60,6 +73,18 @@ TURNED_ROUND = {
     "turned round": (16, 32, (9, 9), {"kernel": (4, 4), "stride": (2, 2), "pad": (1, 1)}),
     "turned round, half a block": (24, 16, (9, 9), {"kernel": (2, 2), "stride": (2, 2)}),
     "turned round, to colours": (16, 3, (9, 9), {"kernel": (4, 4), "stride": (2, 2)}),
+    "turned round, a long code": (
+        *(16, 32, (14, 14)),
+        {"kernel": (16, 16), "stride": (8, 8), "pad": (4, 4)},
+    ),
+    "turned round, groups of eight": (32, 32, (7, 7), {"kernel": (2, 2), "num_group": 4}),
+    "turned round, to eight channels": (16, 8, (9, 9), {"kernel": (4, 4), "stride": (2, 2)}),
+    "turned round, points to eight channels": (16, 8, (9, 9), {"kernel": (1, 1)}),
+    "turned round, dilated points": (
+        *(16, 40, (9, 9)),
+        {"kernel": (1, 1), "stride": (2, 2), "dilate": (2, 2), "adj": (1, 1)},
+    ),
+    "turned round, half a block, depthwise": (24, 24, (9, 9), {"kernel": (3, 3), "num_group": 24}),
 }
 
 # What AVX-512 computes otherwise.
@@ -160,6 +185,47 @@ def test_a_deconvolution_is_the_gradient_of_a_convolution() -> None:
     assert (forward.data, of_data.data) == (False, True)
 
 
+# Which of the three are products of matrices: the deconvolution, the gradients of its data and of
+# its weight.
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("turned round, a long code", (False, False, True)),
+        ("turned round, groups of eight", (False, False, False)),
+        ("turned round, to eight channels", (True, False, False)),
+        ("turned round, points to eight channels", (True, False, True)),
+        ("turned round, dilated points", (True, True, True)),
+        ("turned round, half a block", (True, True, True)),
+        ("turned round, half a block, depthwise", (True, True, True)),
+    ],
+)
+def test_a_deconvolution_that_avx512_cannot_round_up_is_computed_with_avx2(
+    name: str, products: tuple[bool, bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: True)
+    found = kernels_of(name, "Deconvolution")
+    assert tuple(kernel.has_columns for kernel in found) == products
+
+
+@pytest.mark.parametrize("has_avx512", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dilated points",
+        "dilated points, strided",
+        "dilated points, half a block",
+        "dilated points of a volume",
+    ],
+)
+def test_points_have_no_columns_for_the_gradient_of_their_weight_however_dilated(
+    name: str,
+    has_avx512: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(onednn_kernels, "has_avx512", lambda: has_avx512)
+    assert not kernels_of(name).of_weight.has_columns
+
+
 def test_other_processors_are_taken_for_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = {
         "avx2 avx512f": False,
@@ -171,10 +237,13 @@ def test_other_processors_are_taken_for_avx2(monkeypatch: pytest.MonkeyPatch) ->
         assert has_avx512.__wrapped__() is answer
 
 
-def test_onednn_may_be_told_to_use_no_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_may_be_told_to_use_no_avx512_in_capital_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _say(monkeypatch, "flags\t: avx512f avx512bw avx512dq avx512vl avx2")
-    for told, answer in {"AVX2": False, "avx512_core": True}.items():
-        monkeypatch.setenv("DNNL_MAX_CPU_ISA", told)
+    told = {"AVX2": False, "AVX2_VNNI": False, "avx2": True, "AVX512_CORE": True, "": True}
+    for text, answer in told.items():
+        monkeypatch.setenv("DNNL_MAX_CPU_ISA", text)
         assert has_avx512.__wrapped__() is answer
 
 

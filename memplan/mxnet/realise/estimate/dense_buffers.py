@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.processor import has_avx512
-from memplan.mxnet.realise.estimate.scratchpads import threads
 from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node
 

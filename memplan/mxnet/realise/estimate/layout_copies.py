@@ -368,7 +368,8 @@ def _falls_back(node: Node) -> bool:
 
 def _copies_beside(node: Node) -> bool:
     """Does ``node`` have its temporary copies beside MXNet's temporary space?"""
-    return _falls_back(node) or node.op == "add_n" or not reads_any_layout(node)
+    by_mxnet = node.op in ("add_n", "SoftmaxOutput")  # the latter in training
+    return by_mxnet or _falls_back(node) or not reads_any_layout(node)
 
 
 def _info_of_tensors(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, EntryInfo | None]:

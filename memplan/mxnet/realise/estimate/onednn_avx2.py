@@ -54,7 +54,7 @@ def suits_data(conv: Convolution) -> bool:
     """May the gradient of its data be?"""
     if conv.is_depthwise:
         return suits_data_of_depthwise(conv, BLOCK)
-    if _is_of_points(conv):
+    if conv.is_of_points and conv.splits(BLOCK):
         return True
     above = conv.height.stride if conv.ndim > 1 else 1
     if above != conv.width.stride or conv.depth.stride > 1 or conv.leaves_out_dilated:
@@ -66,17 +66,6 @@ def suits_data(conv: Convolution) -> bool:
         and places > 0
         and ends_within(conv.width, places)
     )
-
-
-def _is_of_points(conv: Convolution) -> bool:
-    """Does a convolution look at one place at a time, which has a kernel of its own?
-
-    With strides it is made dense first, where these divide the data (rtus_prepare of
-    jit_uni_1x1_conv_utils.hpp).
-    """
-    is_single = all(axis.kernel == 1 and axis.padding == 0 for axis in conv.axes)
-    is_whole = all(axis.out * axis.stride == axis.data for axis in conv.axes)
-    return conv.ndim <= 2 and is_single and is_whole and conv.splits(BLOCK)
 
 
 def _places_for_data(conv: Convolution) -> Iterator[tuple[int, int]]:
@@ -105,6 +94,8 @@ def suits_weight(conv: Convolution) -> bool:
     """May the gradient of its weight be?"""
     if conv.is_depthwise:
         return suits_weight_of_depthwise(conv, BLOCK)
+    if conv.is_of_points and conv.splits(BLOCK):
+        return True
     of_colours = conv.ninputs == 3 and conv.groups == 1
     if conv.noutputs % BLOCK or (conv.ninputs % BLOCK and not of_colours):
         return False

@@ -62,6 +62,8 @@ def suits_data(conv: Convolution) -> bool:
     """May the gradient of its data be?"""
     if conv.is_depthwise:
         return onednn_avx2.suits_data_of_depthwise(conv, BLOCK)
+    if conv.is_of_points and conv.splits(BLOCK):
+        return True
     block = _block(conv)
     if not block or not conv.sees_data_everywhere or conv.leaves_out_dilated:
         return False
@@ -97,6 +99,8 @@ def suits_weight(conv: Convolution) -> bool:
     """May the gradient of its weight be?"""
     if conv.is_depthwise:
         return onednn_avx2.suits_weight_of_depthwise(conv, BLOCK)
+    if conv.is_of_points and conv.splits(BLOCK):
+        return True
     of_colours = conv.ninputs <= 3 and conv.groups == 1
     if conv.noutputs % BLOCK or (conv.ninputs % BLOCK and not of_colours):
         return False

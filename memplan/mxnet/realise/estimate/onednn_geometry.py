@@ -60,6 +60,18 @@ class Convolution:
         return self.groups > 1 and self.ninputs == self.noutputs == 1
 
     @property
+    def is_of_points(self) -> bool:
+        """Does it look at one place at a time, without groups, which has kernels of its own?
+
+        With strides the data is made dense first, where these divide it and it is no volume
+        (rtus_prepare of oneDNN 2.4's src/cpu/x64/jit_uni_1x1_conv_utils.hpp).
+        """
+        is_single = all(axis.kernel == 1 and axis.padding == 0 for axis in self.axes)
+        is_whole = all(axis.out * axis.stride == axis.data for axis in self.axes)
+        is_dense = all(axis.stride == 1 for axis in self.axes)
+        return self.groups == 1 and is_single and is_whole and (self.ndim <= 2 or is_dense)
+
+    @property
     def sees_data_everywhere(self) -> bool:
         """Does the kernel look at some data, and not at padding alone, wherever it is?"""
         return all(max(a.padding, a.padding_behind) < a.extent for a in self.axes)

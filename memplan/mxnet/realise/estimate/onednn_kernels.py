@@ -8,6 +8,9 @@ kernel was taken.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
@@ -48,6 +51,10 @@ class Kernels(NamedTuple):
 _MATRICES = Kernel(False, False, has_columns=True)
 _OWN, _OF_FEW_CHANNELS = Kernel(True, True), Kernel(False, True)
 
+# Whether kernels for AVX-512 suit the gradient of the data, the convolution, the gradient of the
+# weight.
+_SUITS_AVX512 = (onednn_avx512.suits_data, onednn_avx512.suits_forward, onednn_avx512.suits_weight)
+
 
 def knows_dtype(call: Node) -> bool:
     """Does oneDNN know the dtypes that ``call`` reads and writes first?
@@ -65,8 +72,8 @@ def kernels(call: Node) -> Kernels:
         return Kernels(_MATRICES, _MATRICES, _MATRICES)
     conv = convolution(call, data, out)
     if call.op == "Deconvolution":  # it is the gradient of a convolution, and its gradient is one
-        kinds = _kinds()[:1]  # if MXNet cannot take what the first one offers, oneDNN asks no other
-        kernels_back = (_of_data(conv, kinds), _forward(conv, kinds), _of_weight(conv, kinds))
+        back, forth, of_weight = map(functools.partial(_kinds_back, conv), _SUITS_AVX512)
+        kernels_back = _of_data(conv, back), _forward(conv, forth), _of_weight(conv, of_weight)
         return Kernels(*(kernel.turned_round for kernel in kernels_back))
     kinds = _kinds()
     of_data = _of_data(conv, kinds)
@@ -95,3 +102,31 @@ def _of_weight(conv: Convolution, kinds: Kinds) -> Kernel:
 def _kinds() -> Kinds:
     """The kinds of kernels that oneDNN asks, in its order."""
     return (onednn_avx512, onednn_avx2) if has_avx512() else (onednn_avx2,)
+
+
+def _kinds_back(conv: Convolution, suits: Callable[[Convolution], bool]) -> Kinds:
+    """Those that it asks for a deconvolution: for the product that ``suits`` is about.
+
+    None where AVX-512 suits ``conv`` with its channels rounded up alone: MXNet cannot take what is
+    offered then, and oneDNN asks no other kind.
+    """
+    if not has_avx512() or suits(conv):
+        return _kinds()
+    are_read_as_they_are = onednn_avx512.reads_usual_layout(conv) and not conv.is_of_points
+    rounded = _rounded(conv, keeps_inputs=are_read_as_they_are and suits is not _SUITS_AVX512[0])
+    return () if suits(rounded) else _kinds()
+
+
+def _rounded(conv: Convolution, *, keeps_inputs: bool) -> Convolution:
+    """``conv`` with whole blocks of channels; oneDNN rounds none in groups of several channels."""
+    if conv.is_depthwise:
+        return replace(conv, groups=_whole(conv.groups))
+    if conv.groups > 1:
+        return conv
+    ninputs = conv.ninputs if keeps_inputs else _whole(conv.ninputs)
+    return replace(conv, ninputs=ninputs, noutputs=_whole(conv.noutputs))
+
+
+def _whole(nchannels: int) -> int:
+    """``nchannels`` rounded up to whole blocks."""
+    return -(-nchannels // onednn_avx512.BLOCK) * onednn_avx512.BLOCK

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from memplan.mxnet.realise.estimate.onednn_avx512 import BLOCK
 from memplan.mxnet.realise.estimate.onednn_kernels import knows_dtype
+from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.processor import cache_nbytes_of_onednn, has_avx512
-from memplan.mxnet.realise.estimate.scratchpads import threads
 from memplan.mxnet.realise.estimate.whole_pictures import is_turned
 from memplan.mxnet.trace.attributes import Attributes
 from memplan.mxnet.trace.layouts import reads_any_layout

@@ -9,8 +9,9 @@ from pathlib import Path
 
 _AVX512 = frozenset("avx512f avx512bw avx512dq avx512vl".split())
 
-# With one of these in the environment oneDNN uses no more than that.
-_WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2")
+# With one of these in the environment, in these letters, oneDNN uses no more than that
+# (init_max_cpu_isa of oneDNN 2.4's src/cpu/x64/cpu_isa_traits.cpp).
+_WITHOUT_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 
 # Where the size of a core's first cache for data, of its second one, and of the one that cores
 # share stands; what is usual.
@@ -28,7 +29,7 @@ _SIBLINGS = "topology/thread_siblings_list"
 @functools.cache
 def has_avx512() -> bool:
     """Does this machine have what oneDNN's kernels for AVX-512 need, and may it use them?"""
-    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() in _WITHOUT_AVX512:
+    if os.environ.get("DNNL_MAX_CPU_ISA") in _WITHOUT_AVX512:
         return False
     flags = re.search(r"^flags\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
     return flags is not None and set(flags[1].split()) >= _AVX512

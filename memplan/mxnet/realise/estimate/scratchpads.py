@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from memplan.mxnet.realise.estimate.columns import Columns
 from memplan.mxnet.realise.estimate.onednn_geometry import convolution
 from memplan.mxnet.realise.estimate.onednn_kernels import kernels
+from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import CONVOLUTIONS
@@ -93,9 +93,3 @@ def _columns(call: Node) -> Columns | None:
         return None
     arrays_nbytes = data.nbytes + weight.nbytes + out.nbytes
     return Columns(convolution(call, data, out), threads(), arrays_nbytes, weight.itemsize)
-
-
-def threads() -> int:
-    """How many threads MXNet lets an operator have: half of the processors, unless it is told."""
-    text = os.environ.get("OMP_NUM_THREADS", "")
-    return int(text) if text.isdigit() and int(text) else max(1, (os.cpu_count() or 1) // 2)

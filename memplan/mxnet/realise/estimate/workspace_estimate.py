@@ -44,7 +44,9 @@ from memplan.step.graph import UPDATE, TrainingGraph
 # two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
 # cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
 # over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn. What
-# the threads take was seen once in packed steps, and about twice in other executors.
+# the threads take for convolutions was seen once in packed steps, and about twice in other
+# executors. For dense layers it is there twice in all: four threads of packed perceptrons took 5 to
+# 22 MB with AVX2, and 9 to 42 with AVX-512, of which twice is 10.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
 BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
@@ -99,7 +101,7 @@ def executor_nbytes(
     nbytes, temporary = _in_space(graph, nodes, all_copies, leaves_holes=leaves_holes)
     nbytes += max(map(space_nbytes, nodes), default=0)
     nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
-    nbytes += _of_threads(nodes) * (TIMES_WITH_HOLES if leaves_holes else 1)
+    nbytes += _of_threads(nodes, TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(nodes, call_nbytes)
     # Executors were seen to hold more: there every call that meets oneDNN's layouts counts.
@@ -285,10 +287,11 @@ def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
     return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
 
 
-def _of_threads(nodes: Sequence[Node]) -> int:
-    """What threads keep of the largest product, of a dense layer or of a convolution."""
+def _of_threads(nodes: Sequence[Node], times: int = 1) -> int:
+    """What threads keep of the largest product, of a convolution so many ``times``."""
     dense = max((size for node in nodes for size in buffers_nbytes(node)), default=0)
-    return threads_nbytes(max(dense, largest_columns_nbytes(nodes)))
+    of_columns = times * threads_nbytes(largest_columns_nbytes(nodes))
+    return max(BUFFERS * threads_nbytes(dense), of_columns)
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
