@@ -57,6 +57,15 @@ class Paused(Two):
         return F.tanh(self.inner(x))
 
 
+class TwoGenerators(EarlyAndLate):
+    """Draws numbers of two generators in another order than its graph, and each in the same."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        early = self.drop(x)
+        rows = F.sample_multinomial(F.softmax(x), dtype="float32").expand_dims(1)
+        return F.broadcast_add(F.tanh(self.inner(x)), rows) + early
+
+
 class Behind(gluon.HybridBlock):
     """Reads the first output of ``inner``, or its only one, and draws a mask for that."""
 
@@ -117,6 +126,7 @@ def losses_of(make: Any, hybridized: str, plan: bool) -> list[Any]:
         (lambda: EarlyAndLate(True), "a child", None),
         (lambda: EarlyAndLate(False), "", None),
         (lambda: EarlyAndLate(True, 0), "", None),
+        (lambda: TwoGenerators(True), "", None),
         (lambda: Two(True), "", MISSING),
         (lambda: Two(True), "a child", MISSING),
         (lambda: Two(True), "all", None),

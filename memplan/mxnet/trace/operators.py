@@ -36,6 +36,16 @@ _RANDOM = re.compile(
     r"permutation)(_n)?$|^(normal|uniform)$"
 )
 
+# MXNet's generators of random numbers, as operators request them, each of which draws from one
+# (src/resource.cc, and seen on a CPU). A GPU has others of both names, and cuDNN a third that drops
+# for Dropout and RNN alike: these were read of only.
+GENERATORS = RANDOM, PARALLEL_RANDOM = ("kRandom", "kParallelRandom")
+
+# Those that draw from the first of them.
+_OF_RANDOM = re.compile(
+    r"^_npi_(?!random_)|_image_random_|shuffle$|_multinomial$|^_contrib_dgl_|^RNN$|^_npx_rnn$"
+)
+
 _STATE_OR_USER_CODE = frozenset(
     """RNN _npx_rnn Custom _CustomFunction _foreach _while_loop _cond _CachedOp _Native _NDArray
     _contrib_SyncBatchNorm IdentityAttachKLSparseReg _CrossDeviceCopy""".split()
@@ -154,6 +164,11 @@ def draws_in_training(node: Node) -> bool:
     if node.op in _DROPPING:
         return float(node.attrs.get("p", _DROPPING[node.op])) > 0
     return is_random(node)
+
+
+def generator_of(op: str) -> str:
+    """From which of MXNet's generators does ``op`` draw on a CPU, if it draws random numbers?"""
+    return RANDOM if _OF_RANDOM.search(op) else PARALLEL_RANDOM
 
 
 def depends_on_mode(node: Node) -> bool:

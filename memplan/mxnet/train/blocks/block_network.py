@@ -149,7 +149,7 @@ def compose(
     _check_known(inputs, {*params, *names}, has_loss=loss is not None)
     unread = _unread(noted, params, inputs)
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
-    warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread])
+    warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread], params)
     return BlockNetwork(
         declared(symbol, params, in_halves=in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),

@@ -16,7 +16,14 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.operators import FOREACH, WHILE_LOOP
+from memplan.mxnet.trace.operators import (
+    FOREACH,
+    GENERATORS,
+    PARALLEL_RANDOM,
+    RANDOM,
+    WHILE_LOOP,
+    generator_of,
+)
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
@@ -27,6 +34,9 @@ from memplan.util.words import first_of
 
 # How parameters end that MXNet's initializers fill with ones or zeros.
 _CONSTANT = ("bias", "gamma", "beta", "mean", "var")
+
+# MXNet's initializers that draw as mx.np does where that has the arrays, else as mx.nd.
+_DRAWING = (mx.init.Uniform, mx.init.Normal, mx.init.Xavier, mx.init.MSRAPrelu)
 
 _SEED = "the same seed gives other numbers than without a plan"
 
@@ -119,11 +129,17 @@ def as_initialised(noted: Sequence[str], in_graph: Iterable[str]) -> list[str]:
     return sorted(in_graph, key=lambda name: places.get(name, len(noted)))
 
 
-def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iterable[str]) -> None:
+def warn_of_order(
+    block: Block,
+    noted: Calls,
+    symbol: mx.sym.Symbol,
+    names: Iterable[str],
+    params: Mapping[str, Parameter],
+) -> None:
     """Warn where a step draws other numbers than ``block``.
 
     ``symbol`` is what its calls have made, which draws in the order of a step; ``names`` are those
-    of the parameters that the step initialises.
+    of the ``params`` that the step initialises.
     """
     is_hybridized = is_graph(block)  # beside a loss that may not be, or by a ``forward`` of its own
     what, as_mxnet, or_hybridize = f"a planned step of block {block.name!r}", "", ""
@@ -132,7 +148,8 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
         as_mxnet = f"; {call_hybridize(block)}, with which MXNet does so, too"
         or_hybridize = f", or {call_hybridize(block)}"
     _warn_of_draws(block, what, noted, symbol)
-    drawn = {node["name"] for node in symbol_json.parse(symbol)["nodes"] if draws(node)}
+    nodes = symbol_json.parse(symbol)["nodes"]
+    drawn = {node["name"]: generator_of(node["op"]) for node in nodes if draws(node)}
     called = [name for name in noted if name in drawn]
     reads = [name for name in noted if name in noted.derived]
     early = noted.index(called[0]) if called else len(noted)
@@ -142,13 +159,45 @@ def warn_of_order(block: Block, noted: Calls, symbol: mx.sym.Symbol, names: Iter
             f"drawn for that, {_SEED}{as_mxnet}",
             stacklevel=2,
         )
-    late = [name for name in names if name in noted and not name.endswith(_CONSTANT)]
-    if called and any(noted.index(name) > noted.index(called[0]) for name in late):
+    early_op = _drawn_before(noted, drawn, {name: params[name] for name in names})
+    if early_op is not None:
         warnings.warn(
-            f"{what} initialises parameters before random numbers are drawn for {called[0]}: "
+            f"{what} initialises parameters before random numbers are drawn for {early_op}: "
             f"{_SEED}; call the block on a batch before training{or_hybridize}",
             stacklevel=2,
         )
+
+
+def _drawn_before(
+    noted: Calls, drawn: Mapping[str, str], begun: Mapping[str, Parameter]
+) -> str | None:
+    """The operator after which a parameter that is ``begun`` gets numbers of the same generator.
+
+    It is the first to draw from that. The operators ``drawn`` have each its generator.
+    """
+    first: dict[str, str] = {}
+    for name in dict.fromkeys(noted):
+        if name in drawn:
+            first.setdefault(drawn[name], name)
+        elif name in begun and not name.endswith(_CONSTANT):
+            found = [first[each] for each in _generators(begun[name]) if each in first]
+            if found:
+                return found[0]
+    return None
+
+
+def _generators(parameter: Parameter) -> Sequence[str]:
+    """The generators that initial values of ``parameter`` may come from.
+
+    They are those of the CPU, whatever device it is for.
+    """
+    initializers = (
+        mx.init.create(init) if isinstance(init, str) else init
+        for init in (parameter._deferred_init[0], parameter._deferred_init[2])
+    )
+    if any(type(init) not in _DRAWING for init in initializers):
+        return GENERATORS  # a script's may draw as it likes, and Orthogonal does as mx.nd
+    return [RANDOM if mx.util.is_np_array() else PARALLEL_RANDOM]
 
 
 def _warn_of_draws(block: Block, what: str, noted: Calls, symbol: mx.sym.Symbol) -> None:

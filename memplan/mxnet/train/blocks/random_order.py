@@ -15,14 +15,21 @@ import mxnet as mx
 
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, Node
-from memplan.mxnet.trace.operators import LOOP, depends_on_mode, draws_in_training
+from memplan.mxnet.trace.operators import (
+    GENERATORS,
+    LOOP,
+    RECURRENT,
+    depends_on_mode,
+    draws_in_training,
+    generator_of,
+)
 from memplan.mxnet.train.blocks.calls import Call, next_heads, order_between, symbols_in
 from memplan.mxnet.train.blocks.composing_thread import is_it
 
 
 @dataclass(frozen=True)
 class OtherDraws:
-    """Names of operators: ``moved``, all of them if any is, and ``missing`` in the graph."""
+    """Names of operators: ``moved``, all of a generator if any is, and ``missing`` in the graph."""
 
     moved: list[str]
     missing: list[str]
@@ -59,10 +66,19 @@ def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
     drawn = [k for call, k in pairs if call.in_training or not _draws_only_in_training(nodes[k])]
     # What a loop draws is in a graph of its own.
     drawn = [k for k in drawn if draws(nodes[k]) and LOOP not in nodes[k].get("attrs", {})]
-    places = [place for place in drawn if place < known]
-    moved = places if places != sorted(places) else []
+    moved = _moved(nodes, [place for place in drawn if place < known])
     missing = [place for place in drawn if place >= known]
     return OtherDraws(*([nodes[k]["name"] for k in some] for some in (moved, missing)))
+
+
+def _moved(nodes: Sequence[Any], places: Sequence[int]) -> list[int]:
+    """Those of ``places`` whose ``nodes`` draw from a generator in another order than the graph."""
+    ops, moved = {k: nodes[k]["op"] for k in places}, set[int]()
+    for generator in GENERATORS:
+        # On a GPU cuDNN may draw for an RNN as it does for Dropout.
+        of_it = [k for k in places if ops[k] in RECURRENT or generator_of(ops[k]) == generator]
+        moved.update(of_it if of_it != sorted(of_it) else ())
+    return [k for k in places if k in moved]
 
 
 def ops_of(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> tuple[list[Any], int, list[list[int]]]:
