@@ -56,6 +56,30 @@ def unit_chain(nlayers: int, nelements: int = 1) -> TrainingGraph:
     )
 
 
+def unrolled(nsteps: int) -> TrainingGraph:
+    """Each step reads the state before it and a part of one array; its gradient reads the part."""
+    ops = [Op("split", "split", (), tuple(range(nsteps)), 0.1)]
+    names = [f"part{n}" for n in range(nsteps)]
+
+    def add(name: str, inputs: tuple[int, ...], *, forward_op: int | None = None) -> int:
+        is_forward = forward_op is None
+        output = (len(names),)
+        ops.append(Op(name, "op", inputs, output, 1.0, is_forward, differentiates=forward_op))
+        names.append(name)
+        return output[0]
+
+    state, inner = (), []
+    for n in range(nsteps):
+        inner.append(add(f"inner{n}", (n, *state)))
+        state = (add(f"state{n}", (inner[n],)),)
+    above = add("loss", state)
+    nforward = len(ops)
+    for n in reversed(range(nsteps)):
+        above = add(f"gradient{n}", (above, n, inner[n]), forward_op=1 + 2 * n)
+    sizes = {name: {"part": 2, "inner": 6}.get(name.rstrip("0123456789"), 1) for name in names}
+    return TrainingGraph(tuple(ops), tensors(**sizes), (above,), nforward)
+
+
 SIZES = (0, 1, 1, 2, 5)  # zero: a tensor in an array that exists anyway; equal ones: hand-overs
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from helpers.amounts import examples
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search import speed
-from memplan.search.kernels.recreating import Ruins, _is_needed, _ruin, recreate
+from memplan.search.kernels.recreating import Ruins, _is_needed, recreate
+from memplan.search.kernels.ruining import ruin
 from memplan.search.kernels.sequence import insert, load, remove
 from memplan.search.kernels.state import EARLIER, EXCESS, LENGTH, OP, copy_state
 from memplan.search.round_kinds import Round
@@ -153,7 +154,7 @@ def test_as_few_recomputations_are_taken_back_of_long_schedules_as_of_short_ones
     numbers, now = [], search.ruining.now
     for _ in range(300):
         copy_state(now, search.state)
-        _ruin.py_func(search.model, search.state)
+        ruin.py_func(search.model, search.state, search.ruining.weights)
         numbers.append(int(now.totals[LENGTH] - search.state.totals[LENGTH]))
     assert 1.0 < sum(numbers) / len(numbers) < 7.0
 

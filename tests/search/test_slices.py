@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.branches import taking
-from helpers.graphs import UNIT, tensors, training_graphs
+from helpers.graphs import UNIT, tensors, training_graphs, unrolled
 from memplan.memory.memory import Live
 from memplan.search.choosing import Choosing
 from memplan.search.eager import better_order, mirrored_order, reordered
@@ -141,30 +141,6 @@ def test_auto_finds_a_plan_in_the_better_order() -> None:
     outcome = Auto(effort=0.01).solve(Problem(braid(20), 14 * UNIT, memory=Live()))
     assert outcome.schedule is not None
     assert outcome.schedule.overhead <= 0.7
-
-
-def unrolled(nsteps: int) -> TrainingGraph:
-    """Each step reads the state before it and a part of one array; its gradient reads the part."""
-    ops = [Op("split", "split", (), tuple(range(nsteps)), 0.1)]
-    names = [f"part{n}" for n in range(nsteps)]
-
-    def add(name: str, inputs: tuple[int, ...], *, forward_op: int | None = None) -> int:
-        is_forward = forward_op is None
-        output = (len(names),)
-        ops.append(Op(name, "op", inputs, output, 1.0, is_forward, differentiates=forward_op))
-        names.append(name)
-        return output[0]
-
-    state, inner = (), []
-    for n in range(nsteps):
-        inner.append(add(f"inner{n}", (n, *state)))
-        state = (add(f"state{n}", (inner[n],)),)
-    above = add("loss", state)
-    nforward = len(ops)
-    for n in reversed(range(nsteps)):
-        above = add(f"gradient{n}", (above, n, inner[n]), forward_op=1 + 2 * n)
-    sizes = {name: {"part": 2, "inner": 6}.get(name.rstrip("0123456789"), 1) for name in names}
-    return TrainingGraph(tuple(ops), tensors(**sizes), (above,), nforward)
 
 
 def test_what_many_slices_read_is_made_again_for_groups_of_them(
