@@ -73,3 +73,26 @@ def test_a_gradient_of_zeros_waits_for_what_it_has_the_shape_of() -> None:
     zeros = [op for op in traced.graph.ops if op.kind in ("_zeros", "zeros_like")]
     assert [(op.kind, op.inputs) for op in zeros] == [("_zeros", ())]
     assert {traced.graph.ops[place].name for place in zeros[0].after} == {"pool", "gate"}
+
+
+def _marked(array: mx.sym.Symbol) -> mx.sym.Symbol:
+    return S.ones_like(array, attr={"mood": "calm"})
+
+
+def _retained(array: mx.sym.Symbol) -> mx.sym.Symbol:
+    rows = S.zeros_like(S.cast_storage(S.reshape(array, (2, -1)), stype="row_sparse"))
+    first = S.sparse.retain(rows, S.BlockGrad(S.zeros((1,))))
+    return S.reshape(S.cast_storage(first, stype="default"), SHAPE)
+
+
+@pytest.mark.parametrize("like", [_marked, _retained])
+def test_what_the_constant_operators_would_refuse_runs_as_in_mxnet(
+    like: Callable[[Any], Any],
+) -> None:
+    """Attributes of the user's, and rows of which some are retained."""
+    body = _convolution(S.Variable("data"))
+    loss = S.MakeLoss(S.mean((_convolution(body) + like(body)) ** 2))
+    traced = trace(loss, shapes=SHAPES, realisation="explicit")
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(executor))

@@ -191,3 +191,27 @@ def test_the_memory_of_before_goes_whoever_holds_a_gradient(
         held += [p.grad() for p in loop.trained] if are_held else []
         loop.ask_anew(of_all=True)
     assert left == [set(), set()]
+
+
+def test_a_gradient_that_moved_out_of_the_step_is_let_go_when_it_is_replaced() -> None:
+    net, x = Gated(), mx.nd.arange(24).reshape((4, 6)) / 24
+    net.initialize(mx.init.Xavier())
+    step = TrainStep(net, squares, strategy="store_all", realisation="packed")
+    for inputs in ((x, x), x, (x, x), x):
+        step(inputs)
+    moved = [p.grad() for p in net.gate.collect_params().values()]
+    net.gate.collect_params().setattr("grad_req", "add")
+    step(x)
+    assert all(gc.get_referrers(gradient) == [moved] for gradient in moved)
+
+
+def test_gradients_that_nobody_holds_are_not_copied_when_they_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, copied = Loop("step"), list[Any]()
+    loop.run(0)
+    loop.ask_anew(of_all=True)
+    copy = mx.nd.NDArray.copy
+    monkeypatch.setattr(mx.nd.NDArray, "copy", lambda array: copied.append(array) or copy(array))
+    loop.step(pictures(1))
+    assert [array.shape for array in copied] == [(1,)]  # the loss

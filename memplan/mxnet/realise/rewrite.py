@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first
+from memplan.mxnet.trace.nnvm import Entry, Node, dependencies, depth_first, is_hidden
 from memplan.mxnet.trace.operators import (
     has_state_or_user_code,
     is_random,
@@ -105,10 +105,14 @@ def tell_shapes(order: Sequence[Node]) -> None:
     """Tell those in ``order`` that read an array for its shape alone what it is: they read none.
 
     To MXNet's executor that array is dead by then, and the step ends with an error where oneDNN has
-    written an array of another size in its place.
+    written an array of another size in its place. What they are told is dense, and retained rows
+    are not.
     """
+    retained = {
+        source for node in order if node.op == "_sparse_retain" for source, _ in node.inputs
+    }
     for node in order:
-        if node.op not in _TOLD_SHAPES or node.inputs[0][0].is_variable:
+        if node.op not in _TOLD_SHAPES or node in retained or node.inputs[0][0].is_variable:
             continue
         source, k = node.inputs[0]
         info = source.infos.outputs[k] if source.infos.outputs else None
@@ -116,9 +120,11 @@ def tell_shapes(order: Sequence[Node]) -> None:
             continue
         # Of another dtype are those alone that a script calls, which are inferred.
         dtype = next((each.dtype for each in node.infos.outputs if each), info.dtype)
-        attrs = {**node.attrs, "shape": str(info.shape), "dtype": dtype}
-        if "fill_value" in attrs:
-            attrs["value"] = attrs.pop("fill_value")
+        # They would refuse attributes of the user's, of which what reads a shape takes any.
+        attrs = {name: value for name, value in node.attrs.items() if is_hidden(name)}
+        attrs |= {"shape": str(info.shape), "dtype": dtype}
+        if "fill_value" in node.attrs:
+            attrs["value"] = node.attrs["fill_value"]
         node.op, node.attrs = _TOLD_SHAPES[node.op], attrs
         node.inputs, node.control = [], (*node.control, source)
 

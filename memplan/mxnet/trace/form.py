@@ -113,7 +113,8 @@ class Form:
         Those that MXNet's mirroring computes right on any device: a recomputed BatchNorm updates
         its moving statistics in its backward op only. One without such an op keeps them as they
         were on a CPU, while cuDNN updates them: it must not be recomputed. Nor must what reads
-        such statistics, which may have been updated by then.
+        such statistics, which may have been updated by then, and what must be in place: what that
+        reads would be kept.
         """
         states = states_of(forward)
         differentiated = {node.forward for node in order if node.forward is not None}

@@ -247,10 +247,7 @@ def takes_shape_of_reader(node: Node) -> bool:
 
 
 def may_be_mirrored(node: Node) -> bool:
-    """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?
-
-    What must be in place it does not, either, as what that reads would be kept.
-    """
+    """Does MXNet's mirroring compute ``node`` right, whatever else is flagged?"""
     if is_random(node) or has_state_or_user_code(node):
         return False
     if node.op in _NEVER_MIRRORED or _MUTATES.search(node.op):

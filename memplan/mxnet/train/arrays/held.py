@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -134,7 +135,7 @@ class Held:
         mark_variables([self.data], [gradient], "write")
         self.data._fresh_grad = is_fresh
         self._is_given(is_of_plan=False)
-        self.ours = None
+        self.ours = self.given = None
 
     def leave_replaced(self) -> None:
         """Give what a script may hold of before, where MXNet has put another in its place, memory.
@@ -142,6 +143,8 @@ class Held:
         Else it would keep that of the whole step.
         """
         before, self.given = self.given, None
+        if sys.getrefcount(before) <= 2:  # by this name and the call: no script holds it
+            return
         if before is not None and before is not self.current and handle_of(before) is self.ours:
             copy = shown(before).copy()
             before.handle, copy.handle = copy.handle, before.handle
