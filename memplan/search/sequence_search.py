@@ -223,15 +223,20 @@ def _sliced_start(search: Rounds, budget_nbytes: int, *, roughly: bool) -> None:
         return
     settle(search, budget_nbytes, roughly=roughly)  # so that what fits is not lost
     sliced = search.sliced(budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
-    aim = budget_nbytes
+    found, settled = search.found.figures, search.settled.figures
+    aim, over = budget_nbytes, 0
     for left in reversed(range(RACES if sliced else 0)):
         if search.stop.is_over():
-            return
+            break
         race(search, sliced, aim, search.stop.share_of_work(SLICED_SHARE))
+        if found[BEST_SECONDS] == settled[BEST_SECONDS]:
+            break
         over = settle(search, budget_nbytes, briefly=True) if left else 0  # the last is mended
         if not over:
             return
         aim -= max((over + 1) // 2, int(LEAST_FALL * aim))
+    if over:  # so is what another one has found, if this one found nothing
+        search.offer(search.first, budget_nbytes)
 
 
 def _live_start(search: Rounds, budget_nbytes: int) -> Array:

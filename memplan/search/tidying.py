@@ -122,11 +122,19 @@ class _InTurn:
             self.nmissing[other] -= 1
 
     def _eager(self, step: int) -> Iterator[int]:
-        """Eager ones among those that may have waited for this step, or read what it reads."""
-        readers = (self.runs.readers[value] for value in self.runs.reads[step])
+        """Eager ones among those that may have waited for this step, or read what it reads.
+
+        These gain by the step only where it leaves one reader, or none was taken before it.
+        """
+        read = (value for value in self.runs.reads[step] if self._changes_gains(value))
+        readers = (self.runs.readers[value] for value in read)
         for other in chain(self.followers[step], *readers):
             if not (self.done[other] or self.nmissing[other]) and self._gain(other) > 0:
                 yield other
+
+    def _changes_gains(self, value: int) -> bool:
+        """Does what other readers of ``value`` gain change when one of them is taken, just now?"""
+        return self.nleft[value] == (1 if self.forward else len(self.runs.readers[value]) - 1)
 
     def _gain(self, step: int) -> int:
         """By how many bytes less is alive once the step is taken."""

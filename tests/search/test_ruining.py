@@ -90,6 +90,16 @@ def test_a_chain_comes_before_another_one_by_one_move() -> None:
     assert swaps(move_several, 1000) > 10
 
 
+def test_attempts_put_several_runs_elsewhere_and_count_them() -> None:
+    search = Rounds(two_chains(4), RULES, seed=0, stop=Stop.after(1e6))
+    sequence, counts = np.arange(10), list[int]()
+    for _ in range(300):
+        load(search.model, search.state, sequence, len(sequence), 100 * UNIT)
+        counts.append(reorder_some(search.model, search.state))
+    assert 0 in counts
+    assert max(counts) > 2
+
+
 def test_in_some_attempts_what_was_taken_back_counts_more() -> None:
     search = loaded(unit_chain(32), 0.3, 0)
     state, now, weights = search.state, search.ruining.now, search.ruining.weights

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.graphs import UNIT, tensors, training_graphs, unit_chain, unrolled
-from memplan.search import sequence_search, settling
+from memplan.search import sequence_search, settling, tidying
 from memplan.search.kernels.arrays import Array
 from memplan.search.rounds import Rounds, Rules, best_sequence
 from memplan.search.settling import settle
@@ -53,11 +53,36 @@ def test_what_is_recomputed_early_is_recomputed_just_before_it_is_read() -> None
     assert tidied(searching(unit_chain(16)).model, EARLY).tolist() == LATE.tolist()
 
 
+def test_what_takes_memory_runs_just_before_it_is_read() -> None:
+    """And what it is read with frees none, so that it does not come early, either."""
+    graph = one_op_each((), (), (1,), (2,), (0, 3), large=4, a=3, b=2, c=1, end=1)
+    assert tidied(searching(graph).model, np.arange(6)).tolist() == [1, 2, 3, 0, 4, 5]
+
+
+def test_what_many_read_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of all that reads one tensor: each reader is looked at some times at most."""
+    nreaders, looks = 300, list[int]()
+    sums = [(k, nreaders + k - 1) if k > 1 else (1,) for k in range(1, nreaders + 1)]
+    sources = [(), *[(0,)] * nreaders, *sums]
+    graph = one_op_each(*sources, **{f"t{k}": 1 for k in range(len(sources))})
+    gain = tidying._InTurn._gain
+    monkeypatch.setattr(
+        tidying._InTurn, "_gain", lambda turn, step: looks.append(step) or gain(turn, step)
+    )
+    search = searching(graph)
+    assert search._legal(tidied(search.model, search.unplanned))
+    assert len(looks) < 10 * len(graph.ops)
+
+
+def one_op_each(*sources: tuple[int, ...], **nbytes: int) -> TrainingGraph:
+    """The last of the ops ends the step; each writes one tensor."""
+    ops = tuple(Op(f"op{n}", "op", inputs, (n,), 1.0) for n, inputs in enumerate(sources))
+    return TrainingGraph(ops, tensors(**nbytes), (len(ops) - 1,), len(ops))
+
+
 def test_what_frees_memory_runs_as_soon_as_it_can() -> None:
     """Here it reads the large tensor last, which cannot be written later."""
-    sources: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (2,), (0,), (3, 4))
-    ops = tuple(Op(f"op{n}", "op", inputs, (n,), 1.0) for n, inputs in enumerate(sources))
-    graph = TrainingGraph(ops, tensors(large=4, a=1, b=1, c=1, small=1, end=1), (5,), 6)
+    graph = one_op_each((), (0,), (1,), (2,), (0,), (3, 4), large=4, a=1, b=1, c=1, small=1, end=1)
     assert tidied(searching(graph).model, np.arange(7)).tolist() == [0, 1, 4, 2, 3, 5, 6]
 
 
@@ -125,6 +150,7 @@ def test_races_from_slices_aim_lower_until_what_they_find_fits(
         assert starts
         assert not stop.is_over()
         aims.append(aim)
+        search.found.figures[1] -= 1.0  # something cheaper
 
     def over(*_: Any, **options: Any) -> int:
         return excesses.pop(0) if options.get("briefly") else 0
@@ -136,3 +162,24 @@ def test_races_from_slices_aim_lower_until_what_they_find_fits(
     assert not excesses
     assert math.isfinite(search.stop.work_left)
     assert len(best_sequence(search.found))
+
+
+def test_what_a_race_has_found_is_mended_where_the_next_finds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, budget = unrolled(40), 88 * UNIT
+    search, aims = searching(graph, excess=lambda *_, **__: UNIT), list[int]()
+    search.offer(search.unplanned, None)
+    search.found.figures[1] *= 2.0
+    settled = search.settled.figures.copy()
+
+    def raced(_: Rounds, starts: list[Array], aim: int, __: Stop) -> None:
+        aims.append(aim)
+        if len(aims) == 1:
+            search.offer(min(starts, key=search.live_peak), 2 * budget)
+
+    monkeypatch.setattr(sequence_search, "race", raced)
+    sequence_search._sliced_start(search, 2 * budget, roughly=False)
+    assert len(aims) == 2
+    assert best_sequence(search.found).tolist() == search.first.tolist()
+    assert search.found.figures[1] < settled[1]

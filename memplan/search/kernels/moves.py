@@ -207,10 +207,11 @@ def reorder(model, state):  # type: ignore[no-untyped-def]
 
 @compiled
 def move_several(model, state):  # type: ignore[no-untyped-def]
-    """Put some random runs in a row elsewhere, each as far as it may, in the same order.
+    """Put some random runs in a row elsewhere, each as far as it may; how many were moved.
 
     A part of a branch, with what is recomputed for it, may so come before a part of another one:
-    run by run each step on the way would have to hold little, too.
+    run by run each step on the way would have to hold little, too. One that may go farther passes
+    those that have to wait.
     """
     length = state.totals[LENGTH] - 1
     first, is_later = _below(state, length), _chance(state, 0.5)
@@ -219,7 +220,7 @@ def move_several(model, state):  # type: ignore[no-untyped-def]
         size += 1
     while _chance(state, FARTHER):
         distance += 1
-    size = min(size, length - first)
+    size, nmoved = min(size, length - first), 0
     for k in range(size):
         # What goes first makes room for the next one, which may have to stay on that side of it.
         step = first + (size - 1 - k if is_later else k)
@@ -227,6 +228,8 @@ def move_several(model, state):  # type: ignore[no-untyped-def]
         gap = min(high, step + 1 + distance) if is_later else max(low, step - distance)
         if gap < step or gap > step + 1:
             move(model, state, step, gap)
+            nmoved += 1
+    return nmoved
 
 
 @compiled

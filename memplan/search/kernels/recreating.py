@@ -329,7 +329,7 @@ def recreate(model, state, room, ruins, fitting, best, spent, work):  # type: ig
     while spent < end and best.figures[BEST_SECONDS] > ruins.enough_seconds:
         copy_state(now, state)
         ruin(model, state, room.weights)
-        reorder_some(model, state)
+        nmoved = reorder_some(model, state)
         heat = ruins.hot * (ruins.cold / ruins.hot) ** min(1.0, spent / ruins.work)
         threshold = -heat * np.log((draw(state) + 1.0) / 9007199254740993.0)
         # Most attempts end up too expensive: they are given up as soon as that is known. What
@@ -340,7 +340,7 @@ def recreate(model, state, room, ruins, fitting, best, spent, work):  # type: ig
         length, room.looks[0] = state.totals[LENGTH], 0
         _recreate(model, state, most_seconds, room)
         # At least 1: attempts without peaks on a graph of one op would go on for ever.
-        changes = now.totals[LENGTH] - length + state.totals[LENGTH] - length
+        changes = now.totals[LENGTH] - length + state.totals[LENGTH] - length + nmoved
         spent += max(1, _work(model, changes, room.looks[0]))
         if state.totals[EXCESS] > 0:
             if state.totals[EXCESS] <= now.totals[EXCESS]:

@@ -57,12 +57,13 @@ def ruin(model, state, weights):  # type: ignore[no-untyped-def]
 
 @compiled
 def reorder_some(model, state):  # type: ignore[no-untyped-def]
-    """In some attempts, put runs elsewhere, one by one or several in a row."""
-    reordering = REORDERING
+    """In some attempts, put runs elsewhere, one by one or several in a row: how many were so."""
+    reordering, nmoved = REORDERING, 0
     while unit(state) < reordering:
         state.totals[CHANGES] = 0  # nothing is undone
         if unit(state) < SEVERAL:
-            move_several(model, state)
+            nmoved += move_several(model, state)
         else:
             reorder(model, state)
         reordering = ONE_MORE
+    return nmoved
