@@ -173,6 +173,8 @@ def _settled(search: Rounds, aim: int, budget_nbytes: int, *, roughly: bool = Fa
             _mend(search, kind, start, aim, budget_nbytes)
         elif not roughly:
             return aim
+    if roughly:  # as above, where the last round has found nothing
+        search.offer(search.first, budget_nbytes)
     settle(search, budget_nbytes)
     # What a round that packs ends with is judged as packed, so that the next may have more bytes.
     return (aim + budget_nbytes + 1) // 2 if kind.recreates else aim

@@ -113,7 +113,7 @@ def test_what_is_changed_stays_valid_within_the_budget_and_as_cheap_as_it_must_b
     assert changed.seconds <= most + 1e-9
 
 
-@pytest.mark.parametrize("seed", long_except([13, 20], [13]))
+@pytest.mark.parametrize("seed", long_except([7, 72], [7]))
 def test_what_no_offsets_are_found_for_is_changed_until_it_fits(seed: int) -> None:
     graph, memory = dict(held_out())["wide tree"], Packed()
     search, budget = begun(graph, 0.5, seed)
