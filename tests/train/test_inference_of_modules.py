@@ -129,6 +129,55 @@ def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(
     assert not differing(expected, mine)
 
 
+def recurrent_net(mode: str, *, is_in_loop: bool) -> Network:
+    """A fused recurrent layer over the rows of pictures."""
+    rows = mx.sym.transpose(mx.sym.mean(mx.sym.Variable("data"), axis=1), axes=(1, 0, 2))
+    gates = {"lstm": 4, "rnn_tanh": 1}[mode]
+    nweights = gates * 8 * (8 + 8 + 2)
+    weight = mx.sym.Variable("weight", shape=(1, nweights), init=mx.init.Uniform(1.0))
+    states = ["state", "state_cell"] if mode == "lstm" else ["state"]
+    how = {"mode": mode, "state_size": 8, "num_layers": 1}
+
+    def layer(data: mx.sym.Symbol, _: object) -> tuple[mx.sym.Symbol, list[mx.sym.Symbol]]:
+        begin = {name: mx.sym.zeros((1, 4, 8)) for name in states}
+        return mx.sym.RNN(data, mx.sym.reshape(weight, (-1,)), **begin, **how), []
+
+    if is_in_loop:
+        parts = mx.sym.reshape(rows, (2, 4, 4, 8))
+        body, _ = mx.sym.contrib.foreach(layer, parts, [])
+        body = mx.sym.reshape(body, (-3, 0, 0))
+    else:
+        body, _ = layer(rows, [])
+    body = mx.sym.transpose(body, axes=(1, 0, 2))
+    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=10), name="softmax")
+    return mx.sym.Group([loss, mx.sym.BlockGrad(body)]), {"data": (4, 3, 8, 8)}
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+@pytest.mark.parametrize("mode", ["lstm", "rnn_tanh"])
+def test_recurrent_layers_infer_as_in_an_executor_that_is_bound_to_train(
+    mode: str, realisation: str
+) -> None:
+    network = recurrent_net(mode, is_in_loop=False)
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4, realisation=realisation))
+
+
+def test_recurrent_layers_in_a_loop_infer_as_in_an_executor_that_is_bound_to_train() -> None:
+    """Before a step: MXNet's gradients of a loop are those of the inference before, if any was."""
+    net, shapes = recurrent_net("lstm", is_in_loop=True)
+    data = mx.nd.random.normal(shape=shapes["data"])
+    seen = []
+    for make in (mx.mod.Module, planned):
+        seed()
+        module = make(net)
+        module.bind(list(shapes.items()), [("softmax_label", (4,))])
+        module.init_params(mx.init.Xavier())
+        module.forward(mx.io.DataBatch([data], [mx.nd.arange(4)]), is_train=False)
+        seen.append({"body": module.get_outputs()[1].asnumpy()})
+    assert not differing(*seen)
+
+
 def late_net() -> Network:
     """MXNet runs the sum after the branch that reads the same maximum; the plan's order, before."""
 

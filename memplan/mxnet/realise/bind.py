@@ -17,7 +17,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.trace.operators import CUSTOM, runs_user_code
+from memplan.mxnet.trace.operators import CUSTOM, RECURRENT, runs_user_code
 from memplan.mxnet.trace.probe import counts_as_backward
 
 NDArray = Any
@@ -28,8 +28,11 @@ Arrays = Mapping[str, NDArray]
 # but has no control dependencies.
 PLACED = {"__ctx_group__": "memplan"}
 
-# The names of ops that inference has beside those of the network begin so.
+# The names of what inference has beside the ops of the network begin so.
 READER = "memplan_reads_"
+
+# The one argument of an executor for inference that has a gradient, where it has one.
+WANTED = f"{READER}wanted"
 
 
 def bind_as_it_stands(
@@ -59,12 +62,15 @@ def bind_as_it_stands(
     executor the next of several, which stay as large as they were once.
     """
     kept = contextlib.nullcontext() if operators is None else operators.for_ops(_user_ops(symbol))
+    names = symbol.list_arguments()
+    wanted = {WANTED: mx.nd.zeros(1, ctx)} if WANTED in names else {}
     with under(match_range), kept:
         OneWorkspace(ctx).begin()
         return symbol.bind(
             mx.cpu(1),
-            {name: args[name] for name in symbol.list_arguments()},
-            grad_req="null",
+            {name: wanted[name] if name in wanted else args[name] for name in names},
+            args_grad=wanted,
+            grad_req={name: "write" if name in wanted else "null" for name in names},
             aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
             group2ctx=dict.fromkeys(_groups(symbol), ctx),
             shared_exec=pool,
@@ -88,6 +94,7 @@ def bind_inference(
     data = symbol_json.parse(symbol)
     if traced is not None and is_by_onednn(ctx.device_type):
         _keep_as_in_training(data, traced)
+    _want_a_gradient(data)
     _read_means(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
@@ -128,6 +135,29 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
             attrs = part | {"__reader__": str(tensor)}
             nodes.append(reader | {"attrs": attrs, "control_deps": [place]})
             nodes[following].setdefault("control_deps", []).append(len(nodes) - 1)
+
+
+def _want_a_gradient(data: JSON) -> None:
+    """Have the executor count as bound to train where recurrent layers ask whether it is.
+
+    oneDNN runs them by other code, which rounds otherwise, where nobody wants a gradient
+    (``need_grad`` in src/operator/nn/mkldnn/mkldnn_rnn.cc). So one is wanted, which is never
+    computed: of an argument of one number, which an op reads whose turn comes before theirs.
+    """
+    nodes = data["nodes"]
+    if layers := [node for node in nodes if _is_recurrent(node)]:
+        place = len(nodes)
+        reader = {"op": "shape_array", "name": f"{WANTED}_here", "inputs": [[place, 0, 0]]}
+        nodes.extend([{"op": VARIABLE, "name": WANTED, "inputs": []}, reader])
+        data["arg_nodes"].append(place)
+        for node in layers:
+            node.setdefault("control_deps", []).append(place + 1)
+
+
+def _is_recurrent(node: JSON) -> bool:
+    """Is ``node`` a fused recurrent layer, or a loop or branch that holds one?"""
+    inner = (inner for graph in node.get("subgraphs", ()) for inner in graph["nodes"])
+    return node["op"] in RECURRENT or any(map(_is_recurrent, inner))
 
 
 def _read_means(data: JSON) -> None:
