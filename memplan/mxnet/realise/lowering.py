@@ -1,4 +1,8 @@
-"""A schedule as MXNet can run it, with the node of every op: see :mod:`memplan.memory.lowering`."""
+"""A schedule as MXNet can run it: :func:`lower` gives every op, anchors and gates too, its node.
+
+Where those come in, and how many bytes they take, :mod:`memplan.memory.additions` says. A search
+asks for the bytes alone, in :func:`lowered_memory`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
-from memplan.memory.lowering import (
+from memplan.memory.additions import (
     ANCHOR,
     GATE,
     OP,
@@ -48,7 +52,7 @@ def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
 
 
 def lower(trace: Trace, schedule: Schedule) -> Lowered:
-    """``schedule`` as :func:`memplan.memory.lowering.lowered` has it, with its nodes."""
+    """``schedule`` as :func:`memplan.memory.additions.lowered` has it, with its nodes."""
     lowering = lowered(_additions(trace), schedule)
     gated = {op: _gated(trace.nodes[op]) for kind, op in lowering.origins if kind == GATE}
     readers = _readers(trace)

@@ -15,7 +15,7 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
-from memplan.memory.lowering import LoweredMemory
+from memplan.memory.additions import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.memory.temporary import NOTHING
 from memplan.mxnet.realise import gradient_of_lrn

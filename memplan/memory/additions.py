@@ -1,4 +1,7 @@
-"""A schedule as MXNet can run it: without what nobody reads, with anchors and gates."""
+"""What MXNet needs beside the ops of a schedule: anchors, gates and readers, and no unread ops.
+
+Their bytes are all that a search has to know: :mod:`memplan.mxnet.realise.lowering` has the nodes.
+"""
 
 from __future__ import annotations
 
