@@ -20,7 +20,7 @@ from memplan.memory.additions import (
     Gate,
     LoweredMemory,
     Reader,
-    lowered,
+    with_additions,
 )
 from memplan.memory.memory import Memory
 from memplan.mxnet.realise.in_place import kept_in_explicit
@@ -52,13 +52,13 @@ def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
 
 
 def lower(trace: Trace, schedule: Schedule) -> Lowered:
-    """``schedule`` as :func:`memplan.memory.additions.lowered` has it, with its nodes."""
-    lowering = lowered(_additions(trace), schedule)
-    gated = {op: _gated(trace.nodes[op]) for kind, op in lowering.origins if kind == GATE}
+    """``schedule`` as :func:`memplan.memory.additions.with_additions` has it, with its nodes."""
+    extended = with_additions(_additions(trace), schedule)
+    gated = {op: _gated(trace.nodes[op]) for kind, op in extended.origins if kind == GATE}
     readers = _readers(trace)
     nodes: list[Node] = []
     index_of: dict[Node, int] = {}
-    for place, (kind, op) in enumerate(lowering.origins):
+    for place, (kind, op) in enumerate(extended.origins):
         if kind == READER:
             nodes.append(readers[op])
             continue
@@ -71,7 +71,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
         else:
             assert kind == ANCHOR
             nodes.append(Node("shape_array", f"{node.name}_anchor", inputs=[(node, 0)]))
-    return Lowered(lowering.schedule, tuple(nodes), index_of)
+    return Lowered(extended.schedule, tuple(nodes), index_of)
 
 
 def _additions(trace: Trace) -> Additions:
