@@ -256,7 +256,7 @@ class TrainStep:
     def abandon(self) -> None:
         """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
         for half in [h for h in self.unfinished.values() if not h.belongs_elsewhere()]:
-            half.writes.end()
+            half.leave()
             del self.unfinished[half.bound.executor.ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
