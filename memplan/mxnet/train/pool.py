@@ -127,7 +127,7 @@ class Pool:
     def is_held_from(self, gradients: Gradients) -> bool:
         """May a script hold what the step before has left here, where these gradients come?"""
         last = self._gradients
-        return last is not None and last is not gradients and last.are_left()
+        return last is not None and last is not gradients and last.are_orphaned()
 
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""
