@@ -29,7 +29,8 @@ from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
 from memplan.mxnet.train.arrays.writes import nupdates_of
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
-from memplan.mxnet.train.blocks.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.blocks.block_network import BlockNetwork
+from memplan.mxnet.train.blocks.called_with_symbols import INPUT, LABEL
 from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs_of
 from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.first_half import FirstHalf

@@ -5,22 +5,30 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError, MemplanError, TraceError
+from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
-from memplan.mxnet.train.arrays.nesting import Specs, alike, as_inputs, leaves, variables
-from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
+from memplan.mxnet.train.arrays.nesting import Specs, alike, leaves, variables
 from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
+from memplan.mxnet.train.blocks.called_with_symbols import (
+    INPUT,
+    LABEL,
+    as_called,
+    check_unwritten,
+    grouped,
+    losses_and_outputs,
+    trained_blocks,
+    without_hooks,
+)
 from memplan.mxnet.train.blocks.calls import Ops, inputs_of
-from memplan.mxnet.train.blocks.composing_thread import Hooks
 from memplan.mxnet.train.blocks.initial_order import (
     Calls,
     as_initialised,
@@ -30,16 +38,10 @@ from memplan.mxnet.train.blocks.initial_order import (
     warn_of_pause,
 )
 from memplan.mxnet.train.blocks.kept_by_cells import cells_begin_anew
-from memplan.mxnet.train.blocks.loss_calls import losses_by
 from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, moving_statistics
 from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
 from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
-from memplan.mxnet.train.blocks.refused_symbols import (
-    cannot_take_symbols,
-    is_scripts_own,
-    warn_of_own_error,
-)
 from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
@@ -49,12 +51,8 @@ from memplan.mxnet.train.blocks.unread_losses import (
     losses_by_output,
     refuse_unread_losses,
 )
-from memplan.util.numbers import shown
 
 Parameter = Any
-
-# Names of the variables that stand for inputs and labels; parameters have others.
-INPUT, LABEL = "memplan_input", "memplan_label"
 
 
 @dataclass(frozen=True)
@@ -118,20 +116,22 @@ def compose(
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (
         mx.name.NameManager(),
-        _without_hooks(block),
+        without_hooks(block),
         cells_begin_anew(block),
         telling_others_apart(blocks, params) as others,
         noting_calls(params) as noted,
         by_graphs(blocks, params, noted.of_graph),
     ):
-        run = run or (_as_called(block, inputs, noted) if has_been_called else block)
+        run = run or (as_called(block, inputs, noted) if has_been_called else block)
         losses_of = functools.partial(call_loss, params, noted) if call_loss else None
-        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels, asked)
+        composed = functools.partial(
+            losses_and_outputs, block, run, loss, losses_of, inputs, labels, asked
+        )
         losses, outputs = recorded(lambda: refusing_rows(composed, asked))
     if has_been_called and not block._active:
-        _check_unwritten(block, given, list(leaves((inputs, labels))))
+        check_unwritten(block, given, list(leaves((inputs, labels))))
     nested = losses, alike(blocked, outputs) if keep_outputs else None
-    group = _grouped(block, loss, *nested)
+    group = grouped(block, loss, *nested)
     refuse_read(others, group)
     form = alike(lambda symbol: len(symbol.list_outputs()), nested)
     ops = Ops(group, outputs, noted.calls)
@@ -197,69 +197,6 @@ def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:
     return graph
 
 
-def check_block(block: Any) -> None:
-    """ArgumentError for what is no HybridBlock."""
-    if not isinstance(block, mx.gluon.HybridBlock):
-        raise ArgumentError(
-            f"block must be a HybridBlock, for memplan needs its Symbol; got "
-            f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
-            f"Sequential), with hybrid_forward for forward"
-        )
-
-
-def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
-    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
-    check_block(block)
-    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-    if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
-        raise ArgumentError(f"loss must be a function, a list of them, or None; got {shown(loss)}")
-    return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
-
-
-def _composed(
-    block: mx.gluon.HybridBlock,
-    run: Callable[..., Any],
-    loss: Any,
-    losses_of: Callable[..., Any] | None,
-    inputs: Any,
-    labels: Any,
-    asked: Collection[str],
-) -> tuple[Any, Any]:
-    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute.
-
-    Errors of the script's own classes are raised as they are, unless code of the script's has
-    ``asked`` Symbols for what arrays have.
-    """
-    culprit: Any = block
-    try:
-        if loss is None:
-            outputs = run(*inputs, *([] if labels is None else as_inputs(labels)))
-            return outputs, outputs
-        outputs = run(*inputs)
-        culprit = loss
-        losses_of = losses_of or functools.partial(losses_by, loss)
-        return losses_of(outputs, labels), outputs
-    except MemplanError:
-        raise
-    except Exception as error:  # the user's code raises whatever it likes
-        if is_scripts_own(error) and not asked:
-            warn_of_own_error(block, error)
-            raise
-        are_arrays = run is block and all(isinstance(each, mx.sym.Symbol) for each in inputs)
-        ninputs = len(inputs) if are_arrays else 1
-        is_loss = culprit is not block
-        raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
-
-
-def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:
-    """The Symbol of all ``losses`` and kept ``outputs``; TraceError unless these are some."""
-    symbols = list(leaves((losses, outputs)))
-    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
-        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
-        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
-    return mx.sym.Group(symbols)
-
-
 def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:
     """ArgumentError where the network reads anything else than what is ``available``."""
     unknown = [name for name in inputs if name not in available]
@@ -286,38 +223,6 @@ def _check_one_call(blocks: Sequence[Any], inputs: Sequence[str]) -> None:
             f"more; empty it where hybrid_forward, or the loss, begins, or hand it on as an input"
             f"{f' (what is computed is kept in {kept})' if kept else ''}"
         )
-
-
-def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> None:
-    """TraceError where the block has written into a list that it got: the caller's stays as it was.
-
-    So it does where MXNet runs a graph of the block.
-    """
-    if len(given) != len(now) or any(a is not b for a, b in zip(given, now, strict=True)):
-        raise TraceError(
-            f"block {block.name!r} writes into a list that is one of its inputs, and a planned "
-            f"step leaves the caller's list as it was; copy it first, in hybrid_forward "
-            f"(states = list(states)), or call hybridize(), after which MXNet leaves it, too"
-        )
-
-
-def _as_called(block: mx.gluon.HybridBlock, inputs: Any, noted: Calls) -> Callable[..., Any]:
-    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one, which is ``noted``."""
-    if has_graph(block, inputs):
-        compute = functools.partial(outputs_of_graph, block)
-        return functools.partial(noted.of_graph, block, compute)
-    return cast(Callable[..., Any], block.forward)
-
-
-@contextmanager
-def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
-    """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
-    hooks = block._forward_pre_hooks, block._forward_hooks
-    try:
-        block._forward_pre_hooks, block._forward_hooks = map(Hooks, hooks)
-        yield
-    finally:
-        block._forward_pre_hooks, block._forward_hooks = hooks
 
 
 def _outputs(noted: Calls) -> list[mx.sym.Symbol]:
