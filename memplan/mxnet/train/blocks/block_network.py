@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
 
 from memplan.errors import ArgumentError, TraceError
-from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
-from memplan.mxnet.train.arrays.nesting import Specs, alike, leaves, variables
+from memplan.mxnet.train.arrays.nesting import Specs, leaves
 from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.blocks.called_with_symbols import (
     INPUT,
     LABEL,
-    as_called,
-    check_unwritten,
-    grouped,
-    losses_and_outputs,
+    Composition,
+    call_with_symbols,
     trained_blocks,
-    without_hooks,
 )
 from memplan.mxnet.train.blocks.calls import Ops, inputs_of
 from memplan.mxnet.train.blocks.initial_order import (
     Calls,
     as_initialised,
-    noting_calls,
     warn_of_loops,
     warn_of_order,
     warn_of_pause,
 )
-from memplan.mxnet.train.blocks.kept_by_cells import cells_begin_anew
 from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, moving_statistics
-from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
-from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
+from memplan.mxnet.train.blocks.network_symbol import as_run, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
 from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
-from memplan.mxnet.train.blocks.symbols_seen import kept_by, refusing_rows, warn_of_symbols
+from memplan.mxnet.train.blocks.symbols_seen import kept_by, warn_of_symbols
 from memplan.mxnet.train.blocks.unread_losses import (
     LossOperator,
     losses_by_output,
@@ -85,82 +76,49 @@ class BlockNetwork:
 
 
 def compose(
-    block: mx.gluon.HybridBlock,
-    loss: Any,
+    task: Composition,
     specs: Specs,
     params: Mapping[str, Parameter],
     *,
-    keep_outputs: bool,
-    by_graphs: Callable[..., AbstractContextManager[None]],
-    in_halves: bool = False,
-    has_been_called: bool = False,
-    run: Callable[..., Any] | None = None,
-    call_loss: Callable[..., Any] | None = None,
     known: BlockNetwork | None = None,
 ) -> BlockNetwork:
-    """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
+    """The network of a block and its loss, for inputs and labels of these ``specs``.
 
-    ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
-    be one of the user's, has made these inputs of others, and is not to run again.
-    ``by_graphs`` is around the run: within, hybridized blocks compute what their graphs do.
-    With ``keep_outputs`` the block's outputs are outputs, too.
-    ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
-    ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
-    does, of ``params``, what is noted of calls, the block's outputs and the labels.
-    If it is the network that is ``known``, of equal ``params``, that is returned.
+    ``params`` are theirs, by name. Block and loss are called with Symbols; what MXNet would compute
+    otherwise is refused; and what a step needs to know is made of the rest. Where the calls have
+    made the network that is ``known``, of equal ``params``, that is returned before.
     Raises TraceError for blocks that take no Symbols, ArgumentError for variables of no ``params``.
     """
-    inputs, labels = map(variables, specs.items, (INPUT, LABEL))
-    given, blocks, asked = list(leaves((inputs, labels))), trained_blocks(block, loss), list[str]()
-    # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
-    # Names that MXNet counts begin anew, for those of equal networks to be equal.
-    with (
-        mx.name.NameManager(),
-        without_hooks(block),
-        cells_begin_anew(block),
-        telling_others_apart(blocks, params) as others,
-        noting_calls(params) as noted,
-        by_graphs(blocks, params, noted.of_graph),
-    ):
-        run = run or (as_called(block, inputs, noted) if has_been_called else block)
-        losses_of = functools.partial(call_loss, params, noted) if call_loss else None
-        composed = functools.partial(
-            losses_and_outputs, block, run, loss, losses_of, inputs, labels, asked
-        )
-        losses, outputs = recorded(lambda: refusing_rows(composed, asked))
-    if has_been_called and not block._active:
-        check_unwritten(block, given, list(leaves((inputs, labels))))
-    nested = losses, alike(blocked, outputs) if keep_outputs else None
-    group = grouped(block, loss, *nested)
-    refuse_read(others, group)
-    form = alike(lambda symbol: len(symbol.list_outputs()), nested)
-    ops = Ops(group, outputs, noted.calls)
+    block, composed = task.block, call_with_symbols(task, specs, params)
+    group, noted, form = composed.symbol, composed.noted, composed.form
+    ops = Ops(group, composed.outputs, noted.calls)
     _refuse_others(block, noted, ops, group, params)
-    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
-    reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
-    apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
+    refuse_unread_losses(block, ops, composed.nread, params, keep_outputs=task.keep_outputs)
+    reached, by_output = losses_by_output(ops, params) if task.in_halves else ([], ())
+    apart, of_any = called_apart(ops, block, params, in_halves=task.in_halves)
     structure = json.dumps([reached, sorted(of_any), ops.as_called(params), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form, user_code=ops.user_code(), drawing=ops.drawing())
-    warn_of_symbols(blocks, loss, asked)
+    blocks = trained_blocks(block, task.loss)
+    warn_of_symbols(blocks, task.loss, composed.asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
-    names, inputs = [variable.name for variable in given], symbol.list_inputs()
+    names, inputs = [variable.name for variable in composed.variables], symbol.list_inputs()
     _check_one_call(blocks, inputs)
-    _check_known(inputs, {*params, *names}, has_loss=loss is not None)
+    _check_known(inputs, {*params, *names}, has_loss=task.loss is not None)
     unread = _unread(noted, params, inputs)
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
     warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread], params)
     return BlockNetwork(
-        declared(symbol, params, in_halves=in_halves),
+        declared(symbol, params, in_halves=task.in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
+        tuple(as_initialised(noted, _in_order(noted, composed.outputs, (*inputs, *unread)))),
         unread,
         by_output,
         ops.user_code(),
         ops.drawing(),
-        moving_statistics(block, ops, params, sum(leaves(form[0]))),
+        moving_statistics(block, ops, params, composed.nread),
     )
 
 
