@@ -45,6 +45,10 @@ class Lowered:
     nodes: tuple[Node, ...]
     index_of: Mapping[Node, int]
 
+    def node_at(self, step: int) -> Node:
+        """The node of the op that runs at this step."""
+        return self.nodes[self.schedule.ops[step]]
+
 
 def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
     """The bytes in ``memory`` of what MXNet gets for a schedule of ``trace``."""
