@@ -177,7 +177,7 @@ class FirstHalf:
         for number, held in self.bound.gradients.numbered():
             name = held.parameter.name
             yield Item(name, number, reads.parameters.get(name, 0), is_parameter=True)
-        for place, number in zip(self.bound.paired, numbers, strict=True):
+        for place, number in zip(self.bound.outputs.paired, numbers, strict=True):
             yield Item(names[place], number, reads.outputs[place], is_parameter=False)
 
     def _check_parameters(self) -> None:
