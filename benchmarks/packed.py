@@ -52,9 +52,9 @@ def traced(options: argparse.Namespace, way: str) -> Trace:
 
 def run(traced: Trace, schedule: Schedule, path: str) -> dict[str, float]:
     """Train, and save what comes out; figures of it."""
-    lowering = lower(traced, schedule).schedule
-    blocks = best_allocation(lowering)
-    nbytes = pack(lowering).nbytes if traced.form.name == "packed" else blocks.nbytes
+    lowered = lower(traced, schedule).schedule
+    blocks = best_allocation(lowered)
+    nbytes = pack(lowered).nbytes if traced.form.name == "packed" else blocks.nbytes
     args, states = random_arrays(traced, mx.cpu(0))
     mx.nd.waitall()
     before = memory_nbytes("VmRSS")

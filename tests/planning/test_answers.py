@@ -20,7 +20,7 @@ from helpers.networks import dense, loss, var
 from helpers.planning import half_of_the_ops, quick
 from memplan.cli.output import attempt_figures
 from memplan.errors import ArgumentError, BudgetError
-from memplan.memory.lowering import Additions, LoweredMemory
+from memplan.memory.additions import Additions, LoweredMemory
 from memplan.memory.memory import Packed
 from memplan.mxnet.realise.packed import lower
 from memplan.planning.answer import checked

@@ -9,7 +9,7 @@ from memplan.mxnet.realise.estimate import dense_buffers, workspace_estimate
 from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes
 from memplan.mxnet.realise.estimate.workspace_estimate import (
     BUFFERS,
-    BUFFERS_WITH_HOLES,
+    WITH_HOLES,
     executor_nbytes,
     packed_nbytes,
 )
@@ -121,6 +121,6 @@ def test_every_estimate_has_room_for_the_buffers(
             graph, nodes = traced.graph, traced.nodes
             estimates.append(executor_nbytes(graph, nodes, leaves_holes=has_holes)[0])
     # There are three products, of equal matrices.
-    times = min(3, BUFFERS_WITH_HOLES) if realisation == "mirror" else BUFFERS
+    times = min(3, WITH_HOLES.nbuffers) if realisation == "mirror" else BUFFERS
     of_threads = BUFFERS * nthreads * 1_250_000 if nthreads > 1 else 0
     assert estimates[0] - estimates[1] == times * max(_buffers(traced)) + of_threads

@@ -307,7 +307,7 @@ def test_the_step_after_an_interrupted_one_is_right(monkeypatch: pytest.MonkeyPa
     assert not differences(results[:1], results[1:])
 
 
-def interrupted(half: FirstHalf) -> None:
+def interrupted(half: FirstHalf, **_: Any) -> None:
     raise KeyboardInterrupt
 
 

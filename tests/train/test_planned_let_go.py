@@ -19,6 +19,7 @@ from helpers.let_go import is_let_go
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import planned
 from memplan.mxnet.train.arrays import array_memory
+from memplan.mxnet.train.first_half import FirstHalf, State
 
 X = mx.nd.ones((4, 6), CPU)
 
@@ -168,3 +169,25 @@ def test_a_block_stays_until_backward_where_mxnets_objects_are_others(
     gone = weakref.ref(net)
     del net
     assert is_let_go(lambda: gone() is None)
+
+
+def test_a_step_is_begun_then_left_or_finished() -> None:
+    net = network()
+
+    def begun() -> tuple[Any, FirstHalf]:
+        return loss_of(net), net.planned_step.unfinished[CPU]
+
+    _, left = begun()
+    assert left.state is State.BEGUN
+    loss, retained = begun()  # in the place of the one before
+    assert left.state is State.LEFT
+    loss.backward(retain_graph=True)
+    assert retained.state is State.RETAINED
+    loss, finished = begun()
+    loss.backward()
+    assert finished.state is State.FINISHED
+    _, abandoned = begun()
+    net.planned_step.abandon()
+    assert abandoned.state is State.LEFT
+    states = [half.state for half in (left, retained, finished)]
+    assert states == [State.LEFT, State.RETAINED, State.FINISHED]  # to the end

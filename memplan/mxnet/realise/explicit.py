@@ -23,11 +23,6 @@ from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
 from memplan.mxnet.realise.estimate.layout_copies import rules
-from memplan.mxnet.realise.estimate.turned_layouts import with_layouts_as_turned
-from memplan.mxnet.realise.estimate.varying_layouts import (
-    check_sensitive,
-    with_notes_for_their_data,
-)
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
@@ -39,6 +34,11 @@ from memplan.mxnet.realise.rewrite import (
     repeatable_nodes,
     runnable,
     tell_shapes,
+)
+from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
+from memplan.mxnet.realise.varying_layouts import (
+    check_sensitive,
+    with_notes_for_their_data,
 )
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn

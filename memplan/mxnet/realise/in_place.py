@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
-from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own
 from memplan.mxnet.realise.kept_by_blocks import as_unplanned
 from memplan.mxnet.realise.shared_arrays import (
     are_readable,
@@ -21,6 +20,7 @@ from memplan.mxnet.realise.shared_arrays import (
     rounds_by_layout,
     turned_arrays,
 )
+from memplan.mxnet.realise.varying_layouts import arrays, may_be_own
 from memplan.mxnet.trace.layouts import writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_gradient_of_slopes, keeps_gradient

@@ -1,4 +1,8 @@
-"""A schedule as MXNet can run it, with the node of every op: see :mod:`memplan.memory.lowering`."""
+"""A schedule as MXNet can run it: :func:`lower` gives every op, anchors and gates too, its node.
+
+Where those come in, and how many bytes they take, :mod:`memplan.memory.additions` says. A search
+asks for the bytes alone, in :func:`lowered_memory`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.errors import ScheduleError
-from memplan.memory.lowering import (
+from memplan.memory.additions import (
     ANCHOR,
     GATE,
     OP,
@@ -16,7 +20,7 @@ from memplan.memory.lowering import (
     Gate,
     LoweredMemory,
     Reader,
-    lowered,
+    with_additions,
 )
 from memplan.memory.memory import Memory
 from memplan.mxnet.realise.in_place import kept_in_explicit
@@ -41,6 +45,10 @@ class Lowered:
     nodes: tuple[Node, ...]
     index_of: Mapping[Node, int]
 
+    def node_at(self, step: int) -> Node:
+        """The node of the op that runs at this step."""
+        return self.nodes[self.schedule.ops[step]]
+
 
 def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
     """The bytes in ``memory`` of what MXNet gets for a schedule of ``trace``."""
@@ -48,13 +56,13 @@ def lowered_memory(trace: Trace, memory: Memory) -> LoweredMemory:
 
 
 def lower(trace: Trace, schedule: Schedule) -> Lowered:
-    """``schedule`` as :func:`memplan.memory.lowering.lowered` has it, with its nodes."""
-    lowering = lowered(_additions(trace), schedule)
-    gated = {op: _gated(trace.nodes[op]) for kind, op in lowering.origins if kind == GATE}
+    """``schedule`` as :func:`memplan.memory.additions.with_additions` has it, with its nodes."""
+    extended = with_additions(_additions(trace), schedule)
+    gated = {op: _gated(trace.nodes[op]) for kind, op in extended.origins if kind == GATE}
     readers = _readers(trace)
     nodes: list[Node] = []
     index_of: dict[Node, int] = {}
-    for place, (kind, op) in enumerate(lowering.origins):
+    for place, (kind, op) in enumerate(extended.origins):
         if kind == READER:
             nodes.append(readers[op])
             continue
@@ -67,7 +75,7 @@ def lower(trace: Trace, schedule: Schedule) -> Lowered:
         else:
             assert kind == ANCHOR
             nodes.append(Node("shape_array", f"{node.name}_anchor", inputs=[(node, 0)]))
-    return Lowered(lowering.schedule, tuple(nodes), index_of)
+    return Lowered(extended.schedule, tuple(nodes), index_of)
 
 
 def _additions(trace: Trace) -> Additions:

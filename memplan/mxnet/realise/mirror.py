@@ -15,10 +15,10 @@ from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks, Workspace
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.estimate.layout_copies import rules
-from memplan.mxnet.realise.estimate.turned_layouts import with_layouts_as_turned
-from memplan.mxnet.realise.estimate.varying_layouts import with_layouts_of_unmirrored
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.measure import allocated_nbytes
+from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned
+from memplan.mxnet.realise.varying_layouts import with_layouts_of_unmirrored
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn

@@ -15,7 +15,7 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
-from memplan.memory.lowering import LoweredMemory
+from memplan.memory.additions import LoweredMemory
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.memory.temporary import NOTHING
 from memplan.mxnet.realise import gradient_of_lrn
@@ -33,7 +33,8 @@ from memplan.mxnet.realise.in_place import with_layouts_of_unplanned, with_slope
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
-from memplan.mxnet.realise.packed_calls import Calls, Mode, Outside
+from memplan.mxnet.realise.packed_arrays import Outside, StepArrays
+from memplan.mxnet.realise.packed_calls import Calls, Mode
 from memplan.mxnet.realise.packed_layouts import as_run, in_layouts_of_unplanned
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
@@ -178,9 +179,9 @@ class PackedStep:
         self._updates = updates if trace.form.updates else None
         outside = _outside(trace, lowered, ctx, gradients or {})
         layouts = in_layouts_of_unplanned(trace, lowered, ctx)
-        options = (mode, operators, self._updates, outside, *layouts)
-        writer = Calls(lowered, packing.offsets, memory, arrays, *options)
-        self._calls, self._middle = writer.calls(), second_half(lowered.schedule)
+        of_steps = StepArrays(lowered, packing.offsets, memory, arrays, outside, layouts)
+        self._calls = Calls(of_steps, mode, operators, self._updates).calls()
+        self._middle = second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._bundles: dict[tuple[int, int], list[list[Any]]] = {}
@@ -189,8 +190,8 @@ class PackedStep:
         self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
         self._is_unfinished = False
-        self.outputs = _outputs(trace, writer)
-        in_memory = writer.in_memory()
+        self.outputs = _outputs(trace, of_steps)
+        in_memory = of_steps.in_memory()
         self._fences = _fences(self._calls, memory, in_memory)
         self._left = memory.fences(self.outputs, in_memory)
 
@@ -308,11 +309,11 @@ def _fences(
     }
 
 
-def _outputs(trace: Trace, writer: Calls) -> list[NDArray]:
+def _outputs(trace: Trace, arrays: StepArrays) -> list[NDArray]:
     """The arrays of the network's outputs, then of the gradients that the step leaves."""
-    sources = iter(writer.lowered.schedule.heads)
+    sources = iter(arrays.lowered.schedule.heads)
     return [
-        writer.arrays[node.name] if node.is_variable else writer.value(next(sources), k)
+        arrays.arguments[node.name] if node.is_variable else arrays.value(next(sources), k)
         for node, k in trace.heads
         if node.op != UPDATE
     ]

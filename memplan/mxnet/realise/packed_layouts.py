@@ -10,7 +10,7 @@ import mxnet as mx
 from memplan.mxnet.realise.in_place import layouts_taken_over, overwritten
 from memplan.mxnet.realise.layout_copy import can_copy
 from memplan.mxnet.realise.lowering import Lowered
-from memplan.mxnet.realise.packed_calls import Overwritten
+from memplan.mxnet.realise.packed_arrays import Layouts, Overwritten
 from memplan.mxnet.realise.packed_rules import needs_state
 from memplan.mxnet.realise.shared_arrays import between_shapes, read_turned, rounds_by_layout
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
@@ -41,13 +41,8 @@ def as_run(trace: Trace) -> tuple[TrainingGraph, set[int], int]:
     return dataclasses.replace(graph, ops=tuple(ops)), copying, largest
 
 
-def in_layouts_of_unplanned(
-    trace: Trace, lowered: Lowered, ctx: mx.Context
-) -> tuple[dict[tuple[int, int], Overwritten], dict[int, list[int]]]:
-    """What the unplanned step writes over, by the op that does so, and by which output.
-
-    And the inputs that an op is to find in the usual layout.
-    """
+def in_layouts_of_unplanned(trace: Trace, lowered: Lowered, ctx: mx.Context) -> Layouts:
+    """The layouts of the unplanned step."""
     nodes, order = trace.nodes, trace.stock_order
     has_layouts = is_by_onednn(ctx.device_type)
     graph = between_shapes(trace.graph, nodes) if has_layouts and can_copy() else trace.graph
@@ -69,7 +64,8 @@ def in_layouts_of_unplanned(
         for index, places in wanted.items():
             if lowered.index_of[nodes[index]] not in others:
                 turned[index] = sorted({*turned.get(index, ()), *places})
-    return in_place, {lowered.index_of[nodes[index]]: places for index, places in turned.items()}
+    by_op = {lowered.index_of[nodes[index]]: places for index, places in turned.items()}
+    return Layouts(in_place, by_op)
 
 
 def _read_as_they_are(lowered: Lowered, turned: Mapping[int, Sequence[int]]) -> set[int]:

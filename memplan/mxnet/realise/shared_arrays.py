@@ -13,8 +13,8 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from memplan.mxnet.realise.estimate.varying_layouts import may_be_own, takes_notes
 from memplan.mxnet.realise.estimate.whole_pictures import has_notes_of_any_layout
+from memplan.mxnet.realise.varying_layouts import may_be_own, takes_notes
 from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from memplan.mxnet.realise.estimate.varying_layouts import arrays, may_be_own, takes_notes
+from memplan.mxnet.realise.varying_layouts import arrays, may_be_own, takes_notes
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.layouts import viewed_inputs
 from memplan.mxnet.trace.nnvm import Node

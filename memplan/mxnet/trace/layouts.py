@@ -1,6 +1,22 @@
 """In which memory layouts MXNet's operators read and write arrays on a CPU, by its source, 1.9.1.
 
-Those of oneDNN have layouts of their own, others the usual one.
+An array is in the usual layout, as numpy has it, or in one of oneDNN's own, as with the channels of
+pictures in blocks of 8 or 16. A Convolution of oneDNN's writes the latter. Others of oneDNN's read
+either and hand it on (:data:`KEEPS_LAYOUT`); all others read the usual one, and leave what they
+write in the layout of what lay there, if they write over it (:func:`writes_in_layout_of_place`). So
+who is written over, which a schedule decides, decides on layouts, too. That counts twice:
+
+- In numbers, which some ops round by the layout of what they read, and a max pooling and a PReLU
+  even get wrong. In memplan/mxnet/realise/ ``in_place`` says what the unplanned step writes over,
+  and ``shared_arrays`` what that means for arrays that have several shapes. Explicit and mirror
+  plans run once what would decide otherwise (``varying_layouts``; where a Reshape does,
+  ``turned_layouts``), and explicit ones keep some inputs from being written over
+  (``in_place.kept_in_explicit``). Packed steps write over the same or bring the layout along
+  (``packed_layouts``, with ``viewed_arrays``), by calls of ``layout_copy`` and ``usual_layout``.
+- In bytes, for MXNet's executor keeps copies for ops that read the usual layout alone. In
+  memplan/mxnet/realise/estimate/ ``layout_copies`` says which these are in the base order, where
+  ``reshaped`` and ``whole_pictures`` are two kinds of layouts that need more, and
+  :mod:`memplan.memory.layouts` which they are by another schedule.
 """
 
 from __future__ import annotations

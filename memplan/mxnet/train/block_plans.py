@@ -13,6 +13,7 @@ from memplan.mxnet.train.blocks.block_changes import BlockChanges
 from memplan.mxnet.train.blocks.block_network import BlockNetwork, compose
 from memplan.mxnet.train.blocks.block_parameters import check_trained, trainable
 from memplan.mxnet.train.blocks.cached_graphs import KeptGraphs
+from memplan.mxnet.train.blocks.called_with_symbols import Composition
 from memplan.mxnet.train.blocks.computed import Computed, state_of
 from memplan.mxnet.train.blocks.loss_calls import LossCalls
 from memplan.mxnet.train.bound_step import (
@@ -107,13 +108,21 @@ class BlockPlans:
     def _compose(
         self, params: Params, to_run: bool, kind: Kind, *, known: BlockNetwork | None = None
     ) -> BlockNetwork:
-        modes = self._loss_calls.of_network(kind)
-        modes |= {"in_halves": kind[1], "has_been_called": self.graphs.of_calls}
-        calls = functools.partial(self.changes.calls, kind, are_known=modes["run"] is not None)
-        modes["by_graphs"] = functools.partial(self.graphs.in_network, calls, are_made=to_run)
-        modes["keep_outputs"] = self._keep_outputs and not kind[1]
+        specs, in_halves = kind
+        run, call_loss = self._loss_calls.of_network(kind)
+        calls = functools.partial(self.changes.calls, kind, are_known=run is not None)
+        task = Composition(
+            self._block,
+            self._loss,
+            by_graphs=functools.partial(self.graphs.in_network, calls, are_made=to_run),
+            keep_outputs=self._keep_outputs and not in_halves,
+            in_halves=in_halves,
+            has_been_called=self.graphs.of_calls,
+            run=run,
+            call_loss=call_loss,
+        )
         with self.changes.as_in_graphs():
-            return compose(self._block, self._loss, kind[0], params, **modes, known=known)
+            return compose(task, specs, params, known=known)
 
     def forget_changed(
         self, kind: Kind, bound_steps: Iterable[BoundStep], *, to_run: bool

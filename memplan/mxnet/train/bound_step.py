@@ -16,8 +16,6 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
-from memplan.mxnet.trace.build import Trace
-from memplan.mxnet.trace.nnvm import Node, depth_first
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants
@@ -29,11 +27,13 @@ from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
 from memplan.mxnet.train.arrays.writes import nupdates_of
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
-from memplan.mxnet.train.blocks.block_network import INPUT, LABEL, BlockNetwork
+from memplan.mxnet.train.blocks.block_network import BlockNetwork
+from memplan.mxnet.train.blocks.called_with_symbols import INPUT, LABEL
 from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs_of
 from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.first_half import FirstHalf
 from memplan.mxnet.train.pool import Pool
+from memplan.mxnet.train.step_outputs import StepOutputs
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
 from memplan.util.numbers import plain, shown
@@ -113,26 +113,7 @@ class BoundStep:
         self.scale, self.reads = 1.0, Reads.of(network.symbol)
         #: Of which sums (parameters': True) a warning has told; losses that are known, by reads.
         self.are_warned_of, self.losses_seen = set[bool](), set[Hashable]()
-        self._tell_outputs_apart(trace)
-
-    def _tell_outputs_apart(self, trace: Trace) -> None:
-        """Note by which outputs parameters have gradients, and which are losses."""
-        names = {place: node.name for place, node in trace.head_grads.items()}
-        head_grads = self.executor.head_grads
-        #: The outputs of whose gradients those of parameters are computed, by their places.
-        self.paired = {place: name for place, name in names.items() if name in head_grads}
-        differentiated = {node.forward for node in trace.nodes}
-        outputs = trace.heads[: len(self.executor.outputs)]
-        others = [place for place in range(len(outputs)) if place not in self.paired]
-        # By the others no parameter has a gradient, or they are losses, which need none.
-        self._losses = [i for i in others if outputs[i][0] in differentiated and i not in names]
-        self._constants = [i for i in others if i not in self._losses]
-        # A loss operator beside what an output is computed of trains, too, if a loss reads that.
-        has_losses = [bool(losses) for losses in self.network.losses] or [False] * len(outputs)
-        self._depend_on_trained = [
-            has_loss or _depends_on_trained(node, trace)
-            for (node, _), has_loss in zip(outputs, has_losses, strict=True)
-        ]
+        self.outputs = StepOutputs.of(self.executor, network.losses)
 
     def is_fit(self) -> bool:
         """May this thread run it as it is?"""
@@ -214,11 +195,11 @@ class BoundStep:
         outputs_of_step = self.executor.forward_half(**self._values(batch))
         arrays = [array.copy() for array in outputs_of_step]
         as_graph = adds_as_graph(block, self.reads)
-        head_grads = self.executor.head_grads
-        pairs = [(arrays[i], head_grads[name]) for i, name in self.paired.items()]
-        losses = [arrays[i] for i in self._losses]
-        mark_constants([arrays[i] for i in self._constants])
-        constants = [arrays[i] for i in self._constants if as_graph or self._depend_on_trained[i]]
+        head_grads, places = self.executor.head_grads, self.outputs
+        pairs = [(arrays[i], head_grads[name]) for i, name in places.paired.items()]
+        losses = [arrays[i] for i in places.losses]
+        mark_constants([arrays[i] for i in places.constants])
+        constants = [arrays[i] for i in places.constants if as_graph or i in places.behind_trained]
         if marked := pairs + [(array, without_memory(array)) for array in losses]:
             mark_variables(*zip(*marked, strict=True))
         # The caller's are other handles: attach_grad() of one ends what autograd knows of that one.
@@ -278,12 +259,6 @@ class BoundStep:
             for parameter, _, _ in self.places:
                 give_up_gradient(parameter, self.executor.ctx)
         return self.gradients.hand_over()
-
-
-def _depends_on_trained(output: Node, trace: Trace) -> bool:
-    """Does the ``output`` depend on a parameter of which the step computes the gradient?"""
-    variables = (node for node in depth_first([(output, 0)]) if node.is_variable)
-    return any(trace.grad_req.get(node.name, "null") != "null" for node in variables)
 
 
 def _held(

@@ -1,8 +1,19 @@
-"""A step of which the first half has run, until the caller's loss is differentiated."""
+"""A step of which the first half has run, until the caller's loss is differentiated.
+
+What becomes of it, as :class:`State` names it:
+
+    BEGUN ─ finish() ─▶ FINISHED, or RETAINED
+      └──── leave() ──▶ LEFT
+
+``TrainStep.unfinished`` has those that are BEGUN, one on a context. PlannedCalls has the last of
+the others: ``backward`` through what these returned is an error, and what was recorded between the
+halves of one that is finished may still be differentiated (:attr:`FirstHalf.late`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 import warnings
 from collections import Counter
@@ -33,6 +44,15 @@ NDArray = Any
 MOST_LOSSES = 64
 
 
+class State(enum.Enum):
+    """What has become of a step whose first half has run."""
+
+    BEGUN = "its second half is still to run"
+    FINISHED = "its second half has run, or was about to when something failed"
+    RETAINED = "finished by a backward that kept its graph, through which another may come"
+    LEFT = "its second half will never run: another step begins in its place, or backward failed"
+
+
 @dataclass(eq=False)
 class FirstHalf:
     """A step whose first half has run.
@@ -52,11 +72,10 @@ class FirstHalf:
     as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
-    is_finished: bool = False
-    #: Was its graph kept (``retain_graph=True``), through which another ``backward`` may come?
-    is_retained: bool = False
+    state: State = State.BEGUN
     #: Has a loss that was differentiated read a constant? MXNet goes into the block there, too.
     is_reached_by_constants: bool = False
+    #: Where autograd writes what was recorded between the halves; None until it is finished.
     late: Late | None = None
 
     def __post_init__(self, inputs: dict[str, NDArray]) -> None:
@@ -64,6 +83,10 @@ class FirstHalf:
         self._inputs = set(inputs)
         self._unmoved: list[str] = []
         self.writes = Writes(self.bound.read_again | inputs)  # those of the script's
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in (State.FINISHED, State.RETAINED)
 
     def is_reached(self) -> bool:
         """Has autograd written the gradient of an output, since the first half or the second?"""
@@ -154,7 +177,7 @@ class FirstHalf:
         for number, held in self.bound.gradients.numbered():
             name = held.parameter.name
             yield Item(name, number, reads.parameters.get(name, 0), is_parameter=True)
-        for place, number in zip(self.bound.paired, numbers, strict=True):
+        for place, number in zip(self.bound.outputs.paired, numbers, strict=True):
             yield Item(names[place], number, reads.outputs[place], is_parameter=False)
 
     def _check_parameters(self) -> None:
@@ -194,7 +217,7 @@ class FirstHalf:
         """
         if self.late is not None and self.late.is_awaited():
             return True
-        is_over = self.is_finished and not self.is_retained
+        is_over = self.state is State.FINISHED
         outputs = [] if is_over else [*self._variables(), *self.constants]
         return any(map(is_recorded_elsewhere, outputs))
 
@@ -207,9 +230,15 @@ class FirstHalf:
     def _variables(self) -> list[NDArray]:
         return [array for array, _ in self.pairs] + self.losses
 
-    def finish(self) -> None:
+    def leave(self) -> None:
+        """It will run no second half, or has: writes into what that reads matter no longer."""
+        if self.state is State.BEGUN:
+            self.state = State.LEFT
+        self.writes.end()
+
+    def finish(self, *, retains_graph: bool = False) -> None:
         """Run the second half; what autograd has not written is zeros."""
-        self.is_finished = True
+        self.state = State.RETAINED if retains_graph else State.FINISHED
         with autograd.pause():
             for array, gradient in self.pairs:
                 if not array._fresh_grad:

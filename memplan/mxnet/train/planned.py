@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.train.blocks.block_network import check_block
+from memplan.mxnet.train.blocks.called_with_symbols import check_block
 from memplan.mxnet.train.planned_calls import PlannedCalls
 from memplan.mxnet.train.taking_turns import TURN
 from memplan.mxnet.train.train_step import TrainStep

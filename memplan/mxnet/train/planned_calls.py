@@ -121,7 +121,7 @@ class PlannedCalls:
                 f"and there is memory for one step; give each thread a context of its own. A "
                 f"thread that leaves its step out says so by block.planned_step.abandon()"
             )
-        before.writes.end()
+        before.leave()
         past.append(self.step.unfinished.pop(ctx))
 
     def is_awaited(self) -> bool:
@@ -151,7 +151,7 @@ class PlannedCalls:
         """Leave every step through whose outputs autograd began to go."""
         for half in (*self._pop_reached(), *self._past_reached()):
             half.forget()
-            half.writes.end()
+            half.leave()
 
     def _pop_reached(self) -> list[FirstHalf]:
         unfinished = self.step.unfinished
@@ -256,7 +256,7 @@ def with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                 named = [options.get("heads"), options.get("outputs")]
                 read = ReadByLoss(leaves([*args[:1], *named]))
                 train_mode = [*args[3:4], options.get("train_mode", True)][0]
-                retains = bool([*args[2:3], options.get("retain_graph", False)][0])
+                retains_graph = bool([*args[2:3], options.get("retain_graph", False)][0])
                 for block in blocks:
                     block.check_past(read)
                 for half in begun:
@@ -271,8 +271,7 @@ def with_plans(backward: Callable[..., None]) -> Callable[..., None]:
                     halves = [half for block in blocks for half in block.after_backward()]
                     _check_statistics(halves)
                     for half in halves:
-                        half.is_retained = retains
-                        half.finish()
+                        half.finish(retains_graph=retains_graph)
             except BaseException:  # Ctrl-C, too, after which a notebook may go on
                 for block in blocks:
                     block.after_failure()

@@ -127,7 +127,7 @@ class Pool:
     def is_held_from(self, gradients: Gradients) -> bool:
         """May a script hold what the step before has left here, where these gradients come?"""
         last = self._gradients
-        return last is not None and last is not gradients and last.are_left()
+        return last is not None and last is not gradients and last.are_orphaned()
 
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""
@@ -175,8 +175,8 @@ def training_need(plan: Plan) -> Need:
     """What the step of a ``plan`` runs in."""
     if plan.trace.form.in_one_array:
         return Need(packed_nbytes=plan.allocated_nbytes, is_step=True)
-    lowering = lower(plan.trace, plan.schedule).schedule
-    return Need(allocate(lowering, match_range=plan.match_range).blocks, is_step=True)
+    lowered = lower(plan.trace, plan.schedule).schedule
+    return Need(allocate(lowered, match_range=plan.match_range).blocks, is_step=True)
 
 
 def inference_need(trace: Trace, device_type: str) -> Need:

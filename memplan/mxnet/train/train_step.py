@@ -25,8 +25,9 @@ from memplan.mxnet.train.arrays.nesting import Arrays, as_inputs, one_context, p
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.autograd_grad import refuse_grad
 from memplan.mxnet.train.block_plans import BlockPlans, Params
-from memplan.mxnet.train.blocks.block_network import BlockNetwork, trained_blocks
+from memplan.mxnet.train.blocks.block_network import BlockNetwork
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays, check_arrays
+from memplan.mxnet.train.blocks.called_with_symbols import trained_blocks
 from memplan.mxnet.train.blocks.hooks import call_after, call_before
 from memplan.mxnet.train.bound_step import BoundStep, check_mode, contexts_of_params, scale_of
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
@@ -256,7 +257,7 @@ class TrainStep:
     def abandon(self) -> None:
         """Leave the steps that :meth:`forward` began in this thread, or in one that has ended."""
         for half in [h for h in self.unfinished.values() if not h.belongs_elsewhere()]:
-            half.writes.end()
+            half.leave()
             del self.unfinished[half.bound.executor.ctx]
 
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:

@@ -2,7 +2,20 @@
 
 MXNet gives an operator temporary space, and oneDNN primitives have scratchpads and code of their
 own. Where an operator wants another layout than an array has, it makes a copy of it. What the
-schedule decides is told apart.
+schedule decides is told apart. Of each part the module that counts it has the constants, and says
+what they were set on:
+
+- copies in other layouts, kept or temporary: ``layout_copies``;
+- what is computed beside its place and copied there: ``copied_back``;
+- the temporary space of operators without oneDNN: ``operator_space``, with ``numpy_space``,
+  ``box_space`` and ``no_space``;
+- scratchpads: ``scratchpads``, with ``columns``, and ``pooling_scratchpads``;
+- buffers of dense layers, and what threads take: ``dense_buffers``;
+- what recurrent layers keep: ``recurrent_workspace``;
+- code: ``code_in_memory``.
+
+Here these are added up, and it is counted what the C library keeps of what comes and goes: holes,
+where something of another size lies next.
 """
 
 from __future__ import annotations
@@ -11,6 +24,7 @@ import functools
 import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise.estimate.code_in_memory import (
@@ -40,15 +54,8 @@ from memplan.step.graph import UPDATE, TrainingGraph
 
 # Products of matrices are made of copies of parts of them, of which each thread that makes one
 # keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB. What is
-# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which the
-# two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
-# cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
-# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn. What
-# the threads take for convolutions was seen once in packed steps, and about twice in other
-# executors. For dense layers it is there twice in all: four threads of packed perceptrons took 5 to
-# 22 MB with AVX2, and 9 to 42 with AVX-512, of which twice is 10.
+# kept for small ones is within what code takes.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
-BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
     """_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt
     _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
@@ -69,8 +76,37 @@ MOST_KEPT = 32 << 20
 # what was promised and that of depthwise ones 0.94, with none of them that of `detector` 1.12.
 MOST_COPIED_FIRST = 16 << 20
 
-# One byte in so many counts of copies of every size: some lie in holes, where these count.
-ONE_IN, ONE_IN_WITH_HOLES = 5, 10
+# So many buffers of dense layers lie beside each other in packed and explicit steps, and so often
+# there is what threads take for such a layer, in all steps: four threads of packed perceptrons took
+# 5 to 22 MB with AVX2, and 9 to 42 with AVX-512, of which twice is 10.
+BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Figures that are others where an executor leaves holes (:func:`executor_nbytes`).
+
+    - ``nbuffers``: dense layers have buffers of oneDNN's, of which the two largest lie beside each
+      other, and five where there are holes: glibc cuts slivers off memory that begins at a multiple
+      of 128 bytes, and does not join freed memory over them, up to 7 of a size (tcache_count of its
+      malloc.c). Five were seen in use in turn.
+    - ``times``: so often what threads take for convolutions was seen, in packed steps once.
+    - ``call_nbytes``: what a call takes (:mod:`memplan.mxnet.realise.estimate.code_in_memory`).
+    - ``further_nbytes``: what each further one takes. Mirrored steps were seen to take less than is
+      counted for their calls, without further ones.
+    - ``one_in``: of copies of every size one byte in so many counts: some lie in holes, where these
+      count.
+    """
+
+    nbuffers: int
+    times: int
+    call_nbytes: int
+    further_nbytes: int
+    one_in: int
+
+
+WITHOUT_HOLES = _Figures(BUFFERS, 1, EXPLICIT_CALL_NBYTES, EXPLICIT_CALL_NBYTES, one_in=5)
+WITH_HOLES = _Figures(5, 2, CALL_NBYTES, 0, one_in=10)
 
 # How much counts in packed steps of what a second operator without oneDNN copies. With AVX-512 the
 # memory in which these copies lie was seen to grow by 4 to 6 MB more than with AVX2, of `dilated`
@@ -97,19 +133,16 @@ def executor_nbytes(
     unplanned step takes more than an explicit one that recomputes nothing, and on 35 further ones,
     at AVX-512, for which those of copies of many sizes had been too large.
     """
-    all_copies = copies(graph, nodes)
+    all_copies, figures = copies(graph, nodes), WITH_HOLES if leaves_holes else WITHOUT_HOLES
     nbytes, temporary = _in_space(graph, nodes, all_copies, leaves_holes=leaves_holes)
     nbytes += max(map(space_nbytes, nodes), default=0)
-    nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
-    nbytes += _of_threads(nodes, TIMES_WITH_HOLES if leaves_holes else 1)
-    call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
-    nbytes += code_nbytes(nodes, call_nbytes)
+    nbytes += _of_dense_layers(nodes, figures.nbuffers) + _of_threads(nodes, figures.times)
+    nbytes += code_nbytes(nodes, figures.call_nbytes)
     # Executors were seen to hold more: there every call that meets oneDNN's layouts counts.
     layouts = [n if any(met) else None for n, met in enumerate(all_copies.layouts)]
     kept_behind = scratchpads(graph, nodes, layouts) + _kept_nbytes(nodes)
     kept_behind += pooling_scratchpads(nodes, all_copies.layouts)
-    # Mirrored steps were seen to take less than is counted for their calls, without further ones.
-    further = further_calls(graph, 0 if leaves_holes else call_nbytes)
+    further = further_calls(graph, figures.further_nbytes)
     return sum(all_copies.kept_nbytes) + nbytes + kept_behind, tuple(further), temporary
 
 
@@ -156,7 +189,7 @@ def _of_copies(
     for_copies, copied_first = max(sizes, default=0), min(max(kept, default=0), MOST_COPIED_FIRST)
     of_others = max(3 * largest // 2, copied_first)
     of_one = max(space, of_others)
-    one_in = ONE_IN_WITH_HOLES if leaves_holes else ONE_IN
+    one_in = (WITH_HOLES if leaves_holes else WITHOUT_HOLES).one_in
     nbytes = max(of_one, for_copies + sum(size for size in sizes if size < MOST_KEPT) // one_in)
     if not leaves_holes:
         return nbytes

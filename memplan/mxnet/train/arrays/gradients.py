@@ -1,7 +1,28 @@
 """The gradients of parameters around a step, which autograd may write into beside it.
 
-Every step marks the parameters anew, twice: its gradients have memory after the second half only.
-A loss reads a parameter as it was marked when that was recorded, and there autograd writes.
+A parameter's gradient is in one of three memories, and the array that scripts have of it follows:
+
+- The step's, from :meth:`Gradients.hand_over` on: the step computes it there, and autograd writes
+  there, too, where it is used beside the step.
+- None, from :meth:`Gradients.lend` on, between the halves of a step, for it is still to be
+  computed. What is lent is *withheld* (:mod:`memplan.mxnet.train.arrays.withheld`): nobody may read
+  it before autograd has written there.
+- Its own, before the first step, and from :meth:`Gradients.leave` on, as the memory of the step
+  goes, or :meth:`Gradients.follow`, as another step runs there, which does not compute it.
+
+Each of these marks the parameter anew for autograd, which then knows it by another number. A loss
+reads it by the number of when that was recorded, and its gradient goes to the array of then. In
+
+    with autograd.record():
+        outputs = net(x)  # lend()
+        loss = function(outputs) + 0.1 * (w.data() ** 2).sum()  # reads w by its number of now
+    loss.backward()
+
+autograd writes 0.2 w into what was lent. The second half gets it from :meth:`Gradients.beside`, and
+adds it; ``hand_over()`` makes the sum, in the memory of the step, the gradient of w. Of a loss that
+was recorded in between and is differentiated only then, autograd still writes into what was lent:
+:class:`Late` brings that to the parameter. One recorded before ``lend()`` is refused, for where it
+would write has no memory, or that of another step (:meth:`Gradients.check`).
 """
 
 from __future__ import annotations
@@ -19,7 +40,7 @@ from memplan.mxnet.train.arrays.array_memory import is_written_by_graphs, withou
 from memplan.mxnet.train.arrays.held import Held
 from memplan.mxnet.train.arrays.marks import Earlier, Marks
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, name_of, number_of
-from memplan.mxnet.train.arrays.withheld import is_computed, note, shown, was_fresh
+from memplan.mxnet.train.arrays.withheld import note_computed, note_unless_zeros, shown, was_fresh
 
 NDArray = Any
 Parameter = Any
@@ -32,8 +53,8 @@ class Gradients:
         """``earlier`` are of all whose steps run in the same memory."""
         self._written = [h for h in held if h.request == "write"]
         self._added = [h for h in held if h.request == "add"]
-        # By which autograd knows the parameters: now, in the step that ran last, and before.
-        self._marks = self._lent = Marks()
+        # By which autograd knows the parameters: now, since they were lent arrays, and before.
+        self._marks = self._marks_lent = Marks()
         self._numbers_added: Sequence[int] = []
         self._earlier = earlier
         self._is_lent = False
@@ -43,9 +64,9 @@ class Gradients:
         are_same = all(h.parameter._grad[h.place] is h.array for h in self._added)
         return are_same and not any(h.is_replaced() for h in self._written)
 
-    def are_left(self) -> bool:
-        """Has a parameter another gradient now, or none, so that a script alone may hold these?"""
-        return any(h.is_left() for h in self._written)
+    def are_orphaned(self) -> bool:
+        """Has a parameter another gradient now, or none, so that scripts alone may hold these?"""
+        return any(h.is_orphaned() for h in self._written)
 
     def written(self) -> list[NDArray]:
         """The parameters whose gradients autograd has written and would overwrite."""
@@ -57,11 +78,11 @@ class Gradients:
         MXNet keeps the gradients of parameters that a step does not read.
         """
         # There autograd would write into the memory of the step.
-        self._earlier += [last._lent, last._marks]
+        self._earlier += [last._marks_lent, last._marks]
         # One class for each gradient serves steps of all shapes.
-        kinds = {(id(h.parameter), id(h.data)): h.withheld for h in last._written}
+        kinds = {(id(h.parameter), id(h.data)): h.kind for h in last._written}
         for held in self._written:
-            held.withheld = held.withheld or kinds.get((id(held.parameter), id(held.data)))
+            held.kind = held.kind or kinds.get((id(held.parameter), id(held.data)))
         ours = {id(held.data) for held in self._written}
         for held in [] if last._is_lent else last._written:
             if held.is_of_parameter() and held.is_ours() and id(held.data) not in ours:
@@ -75,11 +96,11 @@ class Gradients:
         """
         for held in self._written:
             if not held.is_kept():
-                held.lent = None  # or the gradients of before would keep the memory
+                held.list_when_lent = None  # or the gradients of before would keep the memory
             if not self._is_lent:
                 held.leave_replaced()
             if not held.is_of_parameter():  # autograd has a gradient there by what it had before
-                held.data, held.withheld = held.data.detach(), None
+                held.data, held.kind = held.data.detach(), None
             elif not self._is_lent and held.is_ours():
                 held.move_out()
             held.array = without_memory(held.array)
@@ -87,18 +108,18 @@ class Gradients:
     def lend(self) -> None:
         """Give the parameters arrays for gradients, of which none has memory before it is used."""
         foreign = _marks_of([h for h in self._written if not h.is_ours()])
-        self._earlier += [self._lent, self._marks, foreign]
+        self._earlier += [self._marks_lent, self._marks, foreign]
         self._is_lent = True  # Ctrl-C may come within what follows
         self._note_fresh()
         self._mark([h.to_lend() for h in self._written])
-        self._lent = self._marks
+        self._marks_lent = self._marks
         self._numbers_added = [number_of(h.data) for h in self._added]
         for held in (*self._written, *self._added):
-            held.lent = held.parameter._grad
+            held.list_when_lent = held.parameter._grad
 
     def check_marks(self) -> None:
         """UsageError where a script has attached other arrays for gradients since :meth:`lend`."""
-        lent = zip(self._lent.numbers, self._written, strict=True)
+        lent = zip(self._marks_lent.numbers, self._written, strict=True)
         ours = [pair for pair in lent if pair[1].is_ours()]
         for number, held in (*ours, *zip(self._numbers_added, self._added, strict=True)):
             if held.is_kept() and number_of(held.data) != number:
@@ -117,8 +138,10 @@ class Gradients:
         added = [h for h in self._added if h.is_kept()]
         are_gone = (len(kept), len(added)) != (len(self._written), len(self._added))
         if are_gone:
-            numbers = [self._lent.numbers[place] for place in kept]
-            self._lent = self._marks = Marks(numbers, [h.parameter.name for h in kept.values()])
+            numbers = [self._marks_lent.numbers[place] for place in kept]
+            self._marks_lent = self._marks = Marks(
+                numbers, [h.parameter.name for h in kept.values()]
+            )
             self._written, self._added = list(kept.values()), added
         return are_gone
 
@@ -137,7 +160,7 @@ class Gradients:
         """Of the arrays that are lent let those be read into which autograd has written."""
         for held in self._written if self._is_lent else []:
             if held.data._fresh_grad:
-                is_computed(held.parameter)
+                note_computed(held.parameter)
                 held.show()
 
     def hand_over(self) -> Late:
@@ -146,22 +169,31 @@ class Gradients:
         What these were before is where a loss that was recorded until now writes.
         """
         late = Late([], [])
-        if not self._is_lent and not all(h.is_ours() for h in self._written):
-            self._earlier += [self._marks, _marks_of(self._written)]
-            self._note_fresh()
-            before = self._mark([h.array for h in self._written])
-            for held, array in zip(self._written, before, strict=True):
-                note(held.parameter, array)
-        elif self._is_lent:
-            # What somebody has written is withheld no longer.
-            unused = [h.withheld and type(h.current) is h.withheld.type for h in self._written]
-            # Backward of autograd, if it is used beside this step, must write there too.
-            before = self._mark([h.array for h in self._written])
-            late = Late(self._lent.numbers, list(zip(self._written, before, strict=True)))
-            for (held, array), is_spare in zip(late.before, unused, strict=True):
-                held.spare = array if is_spare else None
+        if self._is_lent:
+            late = self._replace_lent()
+        elif not all(h.is_ours() for h in self._written):
+            self._replace_others()
         self._is_lent = False
         return late
+
+    def _replace_lent(self) -> Late:
+        """Make the arrays of the step the gradients in the place of those that were lent."""
+        # What somebody has written is withheld no longer.
+        unused = [h.kind and type(h.current) is h.kind.type for h in self._written]
+        # Backward of autograd, if it is used beside this step, must write there too.
+        before = self._mark([h.array for h in self._written])
+        late = Late(self._marks_lent.numbers, list(zip(self._written, before, strict=True)))
+        for (held, array), is_spare in zip(late.before, unused, strict=True):
+            held.spare = array if is_spare else None
+        return late
+
+    def _replace_others(self) -> None:
+        """Make the arrays of the step the gradients in the place of the parameters' own."""
+        self._earlier += [self._marks, _marks_of(self._written)]
+        self._note_fresh()
+        before = self._mark([h.array for h in self._written])
+        for held, array in zip(self._written, before, strict=True):
+            note_unless_zeros(held.parameter, array)
 
     @contextlib.contextmanager
     def computed(self) -> Iterator[None]:
@@ -177,7 +209,7 @@ class Gradients:
             data._fresh_grad = True
         for held in self._written:
             held.was_fresh = False
-            is_computed(held.parameter)
+            note_computed(held.parameter)
 
     def _note_fresh(self) -> None:
         """Note, before autograd forgets it, which gradients a trainer has still to use."""
@@ -231,7 +263,7 @@ class Gradients:
 
         MXNet would find no way from the loss to what is asked, or leave out what it reads so.
         """
-        former = [marks for marks in (*self._earlier, self._lent) if marks is not self._marks]
+        former = [marks for marks in (*self._earlier, self._marks_lent) if marks is not self._marks]
         names = {name for marks in former for name in marks.read_by(read)}
         for held in self._written if names else []:
             if held.parameter.name in names and name_of(held.data) in asked:

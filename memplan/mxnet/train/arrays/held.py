@@ -26,7 +26,11 @@ Parameter = Any
 class Held:
     """The gradient of a parameter on one context, where the plan computes one.
 
-    ``ours`` is the handle that this gave to the parameter's array; another one is of others.
+    The array that scripts have of it (``p.grad()``) stays one Python object: :meth:`give` changes
+    its handle. Scripts and MXNet may put another object or handle there. What is there now may be
+    what this gave (:meth:`is_ours`), be left alone since it was lent (:meth:`is_kept`), or come
+    from elsewhere than a plan (:meth:`is_replaced`); the parameter may have other data, or no
+    gradient (not :meth:`is_of_parameter`), so that scripts alone hold it (:meth:`is_orphaned`).
     """
 
     parameter: Parameter
@@ -34,11 +38,12 @@ class Held:
     request: str
     data: NDArray
     array: NDArray
-    ours: Any = None
-    #: The class of the array while nobody may read it.
-    withheld: Kind | None = None
+    #: What this gave last to the parameter's array; one with another handle is of others.
+    handle_given: Any = None
+    #: The class of the array while it is withheld: nobody may read it.
+    kind: Kind | None = None
     #: The parameter's gradients when it was lent one; MXNet makes another list for other arrays.
-    lent: Any = None
+    list_when_lent: Any = None
     #: The array that it was lent in the step before, if nobody had used that when the step ended.
     spare: NDArray | None = None
     #: Was it still to be used by a trainer when its array was taken?
@@ -46,7 +51,7 @@ class Held:
     #: The series of what this gave last.
     series: int = 0
     #: What the parameter's gradient was when this gave something last: a script may hold it.
-    given: NDArray | None = None
+    array_given: NDArray | None = None
 
     @property
     def current(self) -> NDArray | None:
@@ -63,13 +68,14 @@ class Held:
         return spare if spare is not None and is_unused(spare) else without_memory(self.array)
 
     def is_ours(self) -> bool:
-        return self.current is not None and handle_of(self.current) is self.ours
+        """Has the parameter's array still the handle that this gave?"""
+        return self.current is not None and handle_of(self.current) is self.handle_given
 
     def withhold(self) -> None:
         """Let nobody read the gradient, which is not there."""
         if self.current is not None:
             of = (self.parameter, self.data)
-            self.withheld = withhold(self.current, self.withheld, *of, was_fresh=self.was_fresh)
+            self.kind = withhold(self.current, self.kind, *of, was_fresh=self.was_fresh)
         self.was_fresh = False
 
     def show(self) -> None:
@@ -90,11 +96,11 @@ class Held:
         then, and that may be in the memory of the step.
         """
         current = self.current
-        if current is None or handle_of(current) is self.ours:  # as in most steps
+        if current is None or handle_of(current) is self.handle_given:  # as in most steps
             return False
         return bool(self.series) and self._series_now() != self.series
 
-    def is_left(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Is the gradient no longer that of the parameter: is it replaced, frozen or added to?"""
         data = (self.parameter._data or ())[self.place :]
         is_same = bool(data) and data[0] is self.data and self.parameter.grad_req == self.request
@@ -103,7 +109,7 @@ class Held:
     def is_kept(self) -> bool:
         """Has the script left parameter and gradient alone since the gradient was lent?"""
         parameter = self.parameter
-        is_same = parameter._grad is self.lent and parameter.grad_req == self.request
+        is_same = parameter._grad is self.list_when_lent and parameter.grad_req == self.request
         return is_same and self.is_of_parameter()
 
     def give(self, array: NDArray) -> NDArray | None:
@@ -118,11 +124,11 @@ class Held:
         current = self.parameter._grad[self.place]
         if current is None or not (self.is_ours() or shown(current).stype == array.stype):
             self.parameter._grad[self.place] = of_semantics(other)
-            self.ours = self.parameter._grad[self.place].handle
-            self._is_given()
+            self.handle_given = self.parameter._grad[self.place].handle
+            self._note_given()
             return current
-        self.ours = other.handle
-        self._is_given()
+        self.handle_given = other.handle
+        self._note_given()
         handle = shown(current).handle
         current.handle, other.handle = other.handle, handle
         return other
@@ -134,24 +140,28 @@ class Held:
         self.give(gradient.copy())
         mark_variables([self.data], [gradient], "write")
         self.data._fresh_grad = is_fresh
-        self._is_given(is_of_plan=False)
-        self.ours = self.given = None
+        self._note_given(is_of_plan=False)
+        self.handle_given = self.array_given = None
 
     def leave_replaced(self) -> None:
         """Give what a script may hold of before, where MXNet has put another in its place, memory.
 
         Else it would keep that of the whole step.
         """
-        before, self.given = self.given, None
+        before, self.array_given = self.array_given, None
         if sys.getrefcount(before) <= 2:  # by this name and the call: no script holds it
             return
-        if before is not None and before is not self.current and handle_of(before) is self.ours:
+        if (
+            before is not None
+            and before is not self.current
+            and handle_of(before) is self.handle_given
+        ):
             copy = shown(before).copy()
             before.handle, copy.handle = copy.handle, before.handle
 
-    def _is_given(self, *, is_of_plan: bool = True) -> None:
-        self.given = self.parameter._grad[self.place]
-        given = _Given(self.ours, self.series, is_of_plan)
+    def _note_given(self, *, is_of_plan: bool = True) -> None:
+        self.array_given = self.parameter._grad[self.place]
+        given = _Given(self.handle_given, self.series, is_of_plan)
         _GIVEN.setdefault(self.parameter, {})[self.place] = given
 
     def _series_now(self) -> int:

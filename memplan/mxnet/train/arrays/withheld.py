@@ -35,15 +35,15 @@ _HARMLESS = frozenset({"shape", "dtype", "stype", "context", "ctx", "__del__"})
 _COMPUTED: WeakKeyDictionary[Parameter, None] = WeakKeyDictionary()
 
 
-def is_computed(parameter: Parameter) -> None:
+def note_computed(parameter: Parameter) -> None:
     """From now on the gradient of ``parameter`` is not zeros for certain."""
     _COMPUTED[parameter] = None
 
 
-def note(parameter: Parameter, gradient: NDArray | None) -> None:
+def note_unless_zeros(parameter: Parameter, gradient: NDArray | None) -> None:
     """Look at the ``gradient`` that a ``parameter`` has had: is it still the zeros of MXNet's?"""
     if parameter not in _COMPUTED and (gradient is None or gradient.asnumpy().any()):
-        is_computed(parameter)
+        note_computed(parameter)
 
 
 class Kind:
@@ -114,7 +114,7 @@ def _check_of(parameter: Parameter, kind: Callable[[], Kind | None]) -> Callable
     def check(array: NDArray) -> None:
         held = kind()
         if held is not None and held.data._fresh_grad:
-            is_computed(parameter)
+            note_computed(parameter)
         elif parameter in _COMPUTED:
             raise UsageError(_message(parameter))
         else:

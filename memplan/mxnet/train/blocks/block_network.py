@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import mxnet as mx
 
-from memplan.errors import ArgumentError, MemplanError, TraceError
-from memplan.mxnet.realise.step_scope import recorded
+from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
-from memplan.mxnet.train.arrays.nesting import Specs, alike, as_inputs, leaves, variables
-from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
+from memplan.mxnet.train.arrays.nesting import Specs, leaves
 from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
+from memplan.mxnet.train.blocks.called_with_symbols import (
+    INPUT,
+    LABEL,
+    Composition,
+    call_with_symbols,
+    trained_blocks,
+)
 from memplan.mxnet.train.blocks.calls import Ops, inputs_of
-from memplan.mxnet.train.blocks.composing_thread import Hooks
 from memplan.mxnet.train.blocks.initial_order import (
     Calls,
     as_initialised,
-    noting_calls,
     warn_of_loops,
     warn_of_order,
     warn_of_pause,
 )
-from memplan.mxnet.train.blocks.kept_by_cells import cells_begin_anew
-from memplan.mxnet.train.blocks.loss_calls import losses_by
 from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, moving_statistics
-from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
-from memplan.mxnet.train.blocks.network_symbol import as_run, blocked, declared
+from memplan.mxnet.train.blocks.network_symbol import as_run, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
-from memplan.mxnet.train.blocks.refused_symbols import (
-    cannot_take_symbols,
-    is_scripts_own,
-    warn_of_own_error,
-)
 from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
-from memplan.mxnet.train.blocks.symbols_seen import kept_by, refusing_rows, warn_of_symbols
+from memplan.mxnet.train.blocks.symbols_seen import kept_by, warn_of_symbols
 from memplan.mxnet.train.blocks.unread_losses import (
     LossOperator,
     losses_by_output,
     refuse_unread_losses,
 )
-from memplan.util.numbers import shown
 
 Parameter = Any
-
-# Names of the variables that stand for inputs and labels; parameters have others.
-INPUT, LABEL = "memplan_input", "memplan_label"
 
 
 @dataclass(frozen=True)
@@ -87,80 +76,49 @@ class BlockNetwork:
 
 
 def compose(
-    block: mx.gluon.HybridBlock,
-    loss: Any,
+    task: Composition,
     specs: Specs,
     params: Mapping[str, Parameter],
     *,
-    keep_outputs: bool,
-    by_graphs: Callable[..., AbstractContextManager[None]],
-    in_halves: bool = False,
-    has_been_called: bool = False,
-    run: Callable[..., Any] | None = None,
-    call_loss: Callable[..., Any] | None = None,
     known: BlockNetwork | None = None,
 ) -> BlockNetwork:
-    """The network of ``block`` and its ``loss``, for inputs and labels of these ``specs``.
+    """The network of a block and its loss, for inputs and labels of these ``specs``.
 
-    ``params`` are theirs, by name. Where the block ``has_been_called``, its ``__call__``, which may
-    be one of the user's, has made these inputs of others, and is not to run again.
-    ``by_graphs`` is around the run: within, hybridized blocks compute what their graphs do.
-    With ``keep_outputs`` the block's outputs are outputs, too.
-    ``in_halves`` says that a step runs in halves, between which the caller computes the loss.
-    ``run`` returns what the block does, where it is not to run. ``call_loss`` returns what the loss
-    does, of ``params``, what is noted of calls, the block's outputs and the labels.
-    If it is the network that is ``known``, of equal ``params``, that is returned.
+    ``params`` are theirs, by name. Block and loss are called with Symbols; what MXNet would compute
+    otherwise is refused; and what a step needs to know is made of the rest. Where the calls have
+    made the network that is ``known``, of equal ``params``, that is returned before.
     Raises TraceError for blocks that take no Symbols, ArgumentError for variables of no ``params``.
     """
-    inputs, labels = map(variables, specs.items, (INPUT, LABEL))
-    given, blocks, asked = list(leaves((inputs, labels))), trained_blocks(block, loss), list[str]()
-    # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
-    # Names that MXNet counts begin anew, for those of equal networks to be equal.
-    with (
-        mx.name.NameManager(),
-        _without_hooks(block),
-        cells_begin_anew(block),
-        telling_others_apart(blocks, params) as others,
-        noting_calls(params) as noted,
-        by_graphs(blocks, params, noted.of_graph),
-    ):
-        run = run or (_as_called(block, inputs, noted) if has_been_called else block)
-        losses_of = functools.partial(call_loss, params, noted) if call_loss else None
-        composed = functools.partial(_composed, block, run, loss, losses_of, inputs, labels, asked)
-        losses, outputs = recorded(lambda: refusing_rows(composed, asked))
-    if has_been_called and not block._active:
-        _check_unwritten(block, given, list(leaves((inputs, labels))))
-    nested = losses, alike(blocked, outputs) if keep_outputs else None
-    group = _grouped(block, loss, *nested)
-    refuse_read(others, group)
-    form = alike(lambda symbol: len(symbol.list_outputs()), nested)
-    ops = Ops(group, outputs, noted.calls)
+    block, composed = task.block, call_with_symbols(task, specs, params)
+    group, noted, form = composed.symbol, composed.noted, composed.form
+    ops = Ops(group, composed.outputs, noted.calls)
     _refuse_others(block, noted, ops, group, params)
-    refuse_unread_losses(block, ops, sum(leaves(form[0])), params, keep_outputs=keep_outputs)
-    reached, by_output = losses_by_output(ops, params) if in_halves else ([], ())
-    apart, of_any = called_apart(ops, block, params, in_halves=in_halves)
+    refuse_unread_losses(block, ops, composed.nread, params, keep_outputs=task.keep_outputs)
+    reached, by_output = losses_by_output(ops, params) if task.in_halves else ([], ())
+    apart, of_any = called_apart(ops, block, params, in_halves=task.in_halves)
     structure = json.dumps([reached, sorted(of_any), ops.as_called(params), structure_of(group)])
     if known is not None and (known.structure, known.form) == (structure, form):
         return replace(known, form=form, user_code=ops.user_code(), drawing=ops.drawing())
-    warn_of_symbols(blocks, loss, asked)
+    blocks = trained_blocks(block, task.loss)
+    warn_of_symbols(blocks, task.loss, composed.asked)
     symbol = as_run(marked_apart(group, apart), ops, params)
-    names, inputs = [variable.name for variable in given], symbol.list_inputs()
+    names, inputs = [variable.name for variable in composed.variables], symbol.list_inputs()
     _check_one_call(blocks, inputs)
-    _check_known(inputs, {*params, *names}, has_loss=loss is not None)
+    _check_known(inputs, {*params, *names}, has_loss=task.loss is not None)
     unread = _unread(noted, params, inputs)
     _warn_of_gradients(block, noted, ops, _parsed(symbol), params)
     warn_of_order(block, noted, group, [*_waiting(inputs, params), *unread], params)
     return BlockNetwork(
-        declared(symbol, params, in_halves=in_halves),
+        declared(symbol, params, in_halves=task.in_halves),
         dict(zip(names, (spec.shape for spec in leaves(specs)), strict=True)),
         form,
         structure,
-        tuple(as_initialised(noted, _in_order(noted, outputs, (*inputs, *unread)))),
+        tuple(as_initialised(noted, _in_order(noted, composed.outputs, (*inputs, *unread)))),
         unread,
         by_output,
         ops.user_code(),
         ops.drawing(),
-        moving_statistics(block, ops, params, sum(leaves(form[0]))),
+        moving_statistics(block, ops, params, composed.nread),
     )
 
 
@@ -197,69 +155,6 @@ def _parsed(symbol: mx.sym.Symbol) -> Mapping[str, Any]:
     return graph
 
 
-def check_block(block: Any) -> None:
-    """ArgumentError for what is no HybridBlock."""
-    if not isinstance(block, mx.gluon.HybridBlock):
-        raise ArgumentError(
-            f"block must be a HybridBlock, for memplan needs its Symbol; got "
-            f"{type(block).__name__}. Derive it from HybridBlock (HybridSequential for "
-            f"Sequential), with hybrid_forward for forward"
-        )
-
-
-def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
-    """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
-    check_block(block)
-    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-    if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
-        raise ArgumentError(f"loss must be a function, a list of them, or None; got {shown(loss)}")
-    return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]
-
-
-def _composed(
-    block: mx.gluon.HybridBlock,
-    run: Callable[..., Any],
-    loss: Any,
-    losses_of: Callable[..., Any] | None,
-    inputs: Any,
-    labels: Any,
-    asked: Collection[str],
-) -> tuple[Any, Any]:
-    """Losses and outputs of the block as Symbols, which ``run`` and ``losses_of`` compute.
-
-    Errors of the script's own classes are raised as they are, unless code of the script's has
-    ``asked`` Symbols for what arrays have.
-    """
-    culprit: Any = block
-    try:
-        if loss is None:
-            outputs = run(*inputs, *([] if labels is None else as_inputs(labels)))
-            return outputs, outputs
-        outputs = run(*inputs)
-        culprit = loss
-        losses_of = losses_of or functools.partial(losses_by, loss)
-        return losses_of(outputs, labels), outputs
-    except MemplanError:
-        raise
-    except Exception as error:  # the user's code raises whatever it likes
-        if is_scripts_own(error) and not asked:
-            warn_of_own_error(block, error)
-            raise
-        are_arrays = run is block and all(isinstance(each, mx.sym.Symbol) for each in inputs)
-        ninputs = len(inputs) if are_arrays else 1
-        is_loss = culprit is not block
-        raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
-
-
-def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:
-    """The Symbol of all ``losses`` and kept ``outputs``; TraceError unless these are some."""
-    symbols = list(leaves((losses, outputs)))
-    if not symbols or not all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
-        what = f"what {block.name!r} returns" if loss is None else f"the loss of {block.name!r}"
-        raise TraceError(f"{what} must be Symbols, one or a tuple or list, got {losses!r}")
-    return mx.sym.Group(symbols)
-
-
 def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss: bool) -> None:
     """ArgumentError where the network reads anything else than what is ``available``."""
     unknown = [name for name in inputs if name not in available]
@@ -286,38 +181,6 @@ def _check_one_call(blocks: Sequence[Any], inputs: Sequence[str]) -> None:
             f"more; empty it where hybrid_forward, or the loss, begins, or hand it on as an input"
             f"{f' (what is computed is kept in {kept})' if kept else ''}"
         )
-
-
-def _check_unwritten(block: Any, given: Sequence[Any], now: Sequence[Any]) -> None:
-    """TraceError where the block has written into a list that it got: the caller's stays as it was.
-
-    So it does where MXNet runs a graph of the block.
-    """
-    if len(given) != len(now) or any(a is not b for a, b in zip(given, now, strict=True)):
-        raise TraceError(
-            f"block {block.name!r} writes into a list that is one of its inputs, and a planned "
-            f"step leaves the caller's list as it was; copy it first, in hybrid_forward "
-            f"(states = list(states)), or call hybridize(), after which MXNet leaves it, too"
-        )
-
-
-def _as_called(block: mx.gluon.HybridBlock, inputs: Any, noted: Calls) -> Callable[..., Any]:
-    """What the ``__call__`` of ``block`` calls: its graph, if MXNet has one, which is ``noted``."""
-    if has_graph(block, inputs):
-        compute = functools.partial(outputs_of_graph, block)
-        return functools.partial(noted.of_graph, block, compute)
-    return cast(Callable[..., Any], block.forward)
-
-
-@contextmanager
-def _without_hooks(block: mx.gluon.HybridBlock) -> Iterator[None]:
-    """Within, this thread calls no hooks of ``block``: they see arrays, as with hybridize()."""
-    hooks = block._forward_pre_hooks, block._forward_hooks
-    try:
-        block._forward_pre_hooks, block._forward_hooks = map(Hooks, hooks)
-        yield
-    finally:
-        block._forward_pre_hooks, block._forward_hooks = hooks
 
 
 def _outputs(noted: Calls) -> list[mx.sym.Symbol]:

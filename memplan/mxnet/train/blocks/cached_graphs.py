@@ -2,7 +2,18 @@
 
 MXNet makes it in the first call, of training or of inference, and runs it from then on in both,
 whatever hybrid_forward would write now: blocks ask which mode they are in, draw numbers of Python's
-and are edited.
+and are edited. So a hybridized block has no graph yet, one that MXNet has made in a call of the
+script's, or one that MXNet has made for a step (``_MADE``). A planned block trains by any, a
+TrainStep by the last kind alone: others may be of inference.
+
+While a thread composes a network (:meth:`KeptGraphs.in_network`), a call of a hybridized block is
+
+- none of its own graph, where another thread makes it, or the graph of another block that runs:
+  ``forward`` is the usual one, with arrays, or writes ops into that other graph;
+- else a call of the graph that it has, if a step is to train by that: that is written out;
+- else a call of the graph that MXNet would make: its ``hybrid_forward`` is run, as for that.
+
+:class:`memplan.mxnet.train.blocks.lists_of_graphs.GraphCalls` tells the first from the others.
 """
 
 from __future__ import annotations
@@ -22,9 +33,8 @@ from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.trace.operators import LOOP
 from memplan.mxnet.train.arrays.nesting import alike, leaves, of_semantics
 from memplan.mxnet.train.blocks.block_changes import is_graph, with_children
-from memplan.mxnet.train.blocks.composing_thread import is_it
 from memplan.mxnet.train.blocks.kept_by_cells import has_cells
-from memplan.mxnet.train.blocks.lists_of_graphs import OfGraph, as_graph
+from memplan.mxnet.train.blocks.lists_of_graphs import GraphCalls, OfGraph, as_graph
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
 from memplan.mxnet.train.blocks.refused_symbols import is_scripts_own
 
@@ -155,8 +165,7 @@ class KeptGraphs:
             kept.discard(blocks[0])  # its call has just tried to make one
         # A script may call layers of a hybridized block by themselves, and have a child twice.
         called = list(dict.fromkeys(filter(is_graph, with_children(blocks))))
-        running: list[Any] = []
-        is_here = is_it()
+        graph_calls = GraphCalls(of_graph)
         with calls() as around:
             # What blocks have when ``calls`` ends stays, so theirs are back by then.
             before = [{n: f for n, f in vars(b).items() if n == "forward"} for b in called]
@@ -168,8 +177,8 @@ class KeptGraphs:
                         by_graph = functools.partial(of_graph, block, forward)
                     elif isinstance(block, mx.gluon.SymbolBlock):
                         by_graph = functools.partial(of_graph, block, self._forward_of(block))
-                    given = functools.partial(_alone, block, around, running, of_graph, is_here)
-                    block.__dict__["forward"] = _Outermost(by_graph, usual, given, running, is_here)
+                    given = functools.partial(_alone, block, around, graph_calls)
+                    block.__dict__["forward"] = _Outermost(by_graph, usual, given, graph_calls)
                 yield
             finally:
                 for block, own in zip(called, before, strict=True):
@@ -233,25 +242,19 @@ def _calls(block: Block, forward: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def _alone(
-    block: Block,
-    around: Around,
-    running: list[Any],
-    of_graph: OfGraph,
-    is_here: Callable[[], bool],
-) -> Iterator[None]:
+def _alone(block: Block, around: Around, calls: GraphCalls) -> Iterator[None]:
     """What is around a call of hybridized ``block`` by itself."""
     # The first may give it the hybrid_forward of which its graph was made.
-    with around(block), as_graph(block, running, of_graph, is_here):
+    with around(block), as_graph(block, calls):
         yield
 
 
 @dataclass(frozen=True)
 class _Outermost:
-    """The ``forward`` of a hybridized block, ``by_graph``, unless a ``running`` block calls it.
+    """The ``forward`` of a hybridized block, ``by_graph``, unless a block that has one calls it.
 
     MXNet runs the ``usual`` one then, which writes the ops of the block into the graph of that
-    other block. Another thread runs that, too: ``is_here`` says where it is not this one.
+    other block. Another thread runs that, too.
 
     It is no function, so that it is not taken for one that a script gave the block.
     """
@@ -259,11 +262,10 @@ class _Outermost:
     by_graph: Callable[..., Any]
     usual: Callable[..., Any]
     around: Callable[[], AbstractContextManager[None]]
-    running: Sequence[Any]
-    is_here: Callable[[], bool]
+    calls: GraphCalls
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if self.running or not self.is_here():
+        if not self.calls.are_next():
             return self.usual(*args, **options)
         with self.around():
             return self.by_graph(*args, **options)

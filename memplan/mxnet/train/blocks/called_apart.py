@@ -11,7 +11,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
 from memplan.mxnet.train.blocks.block_changes import is_one_graph
-from memplan.mxnet.train.blocks.calls import Ops, call_of_node
+from memplan.mxnet.train.blocks.calls import Graph, Ops, call_of_node
 
 Block = Any
 Parameter = Any
@@ -55,13 +55,13 @@ def _slopes_at_the_end(nodes: Sequence[Node], heads: Iterable[int]) -> set[int]:
     return {place for place in outputs if _has_slopes(nodes[place])}
 
 
-def _slopes_at_borders(nodes: Sequence[Node], graph_of: Mapping[int, int]) -> set[int]:
+def _slopes_at_borders(nodes: Sequence[Node], graph_of: Mapping[int, Graph]) -> set[int]:
     """The PReLUs of which MXNet writes over no gradient.
 
     Those in no graph, those that nobody reads within theirs, for autograd has their gradients, and
     those that alone read there what comes from outside, whose gradient has an array of its own.
     """
-    readers: dict[tuple[int, int | None], list[int]] = {}
+    readers: dict[tuple[int, Graph | None], list[int]] = {}
     for place, node in enumerate(nodes):
         for source, *_ in node["inputs"]:
             readers.setdefault((source, graph_of.get(place)), []).append(place)
@@ -80,7 +80,11 @@ def _has_slopes(node: Node) -> bool:
 
 
 def _repeated(
-    nodes: Sequence[Node], names: Collection[str], graph_of: Mapping[int, int], *, are_merged: bool
+    nodes: Sequence[Node],
+    names: Collection[str],
+    graph_of: Mapping[int, Graph],
+    *,
+    are_merged: bool,
 ) -> set[int]:
     """The ops that equal an earlier one, and through which gradients of these parameters go.
 

@@ -165,17 +165,33 @@ def is_run_whole(block: Block, noperators: int) -> bool:
     return bool(flags.get("static_alloc")) or noperators > int(flags.get("inline_limit", _INLINED))
 
 
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One of ``block`` that MXNet runs as one: the places of its ``ops``, and its outputs.
+
+    ``ends`` are these, as entries of the network's nodes.
+    """
+
+    block: Block
+    ops: frozenset[int]
+    ends: Sequence[Entry]
+
+
 class Ops:
     """The ops of the network ``symbol``, and those beside it that ``calls`` have made.
 
-    They are ``nodes`` of one graph in JSON, in which those of the symbol come first, ``nknown`` of
-    them, in its order. ``heads`` are the places of what computes its outputs, and ``returned`` of
-    what computes ``outputs`` of a block. ``graphs`` are the ops of each graph that MXNet runs as
-    one, ``ends`` what computes the outputs of each, ``blocks`` whose these are, and ``graph_of``
-    says in which of them an op is. ``scaled`` are the places of the calls that are marked so.
-    ``passed`` are variables that the graph of a block returns, where MXNet takes no gradient of
-    them. ``merged`` are the ops that equal an earlier one of their graph, with that: MXNet has it
-    in the place of both, here, too, nothing reads the others.
+    They are ``nodes`` of one graph in JSON, ``operators`` the same ones as objects. A node is known
+    by its *place* among them, an output by its *entry*, the place and which output of the node it
+    is. The nodes of the symbol come first, ``nknown`` of them, at the places that they have in the
+    symbol alone; those behind are what calls have made and the network does not read.
+
+    Places are in ``heads`` (of what computes the outputs of the symbol, one after the other), in
+    ``returned`` (of what computes ``outputs`` of a block), ``scaled`` (of the calls that are marked
+    so) and ``passed`` (of variables that the graph of a block returns, where MXNet takes no
+    gradient of them). ``graphs`` are those that MXNet runs as one, and ``graph_of`` says in which
+    of them the op at a place is. ``merged`` has the places of ops that equal an earlier one of
+    their graph, with the place of that: MXNet has it for both, and here, too, nothing reads the
+    others.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, outputs: Any, calls: Sequence[Call]) -> None:
@@ -190,16 +206,14 @@ class Ops:
         self.nknown = max(self.heads) + 1
         self.returned = _places(next_heads(heads, made))
         self.scaled = _places(next_heads(heads, scaled))
-        self.graphs: list[frozenset[int]] = []
-        self.ends: list[list[Entry]] = []
-        self.blocks: list[Block] = []
+        self.graphs: list[Graph] = []
         self.passed: list[tuple[Block, int]] = []
         self.merged: dict[int, int] = {}
         for call in called:
             inputs = next_heads(heads, call.inputs or [])
             outs, copies = next_heads(heads, call.outputs), next_heads(heads, call.copies)
             self._add(call.block, outs, inputs, _places(copies))
-        self.graph_of = {place: n for n, ops in enumerate(self.graphs) for place in ops}
+        self.graph_of = {place: graph for graph in self.graphs for place in graph.ops}
         self._read_merged()
 
     def _add(
@@ -216,9 +230,7 @@ class Ops:
         variables = [place for place, _ in heads if self.nodes[place]["op"] == VARIABLE]
         self.passed += [(block, place) for place in variables if place not in read]
         if is_whole:
-            self.graphs.append(ops - first_of.keys())
-            self.ends.append([*heads])
-            self.blocks.append(block)
+            self.graphs.append(Graph(block, ops - first_of.keys(), [*heads]))
         self.merged |= first_of
 
     def _differentiated_by(self, ops: Iterable[int]) -> set[int]:
@@ -269,7 +281,7 @@ class Ops:
 
     def has_graph_of(self, block: Block) -> bool:
         """Does MXNet run a graph of ``block`` as one?"""
-        return any(other is block for other in self.blocks)
+        return any(graph.block is block for graph in self.graphs)
 
     def user_code(self) -> list[tuple[Block, list[int]]]:
         """Whose each graph is that has Custom ops of the network, and which of all of them it has.
@@ -277,13 +289,12 @@ class Ops:
         They are counted in the network's order.
         """
         customs = [place for place in range(self.nknown) if self.nodes[place]["op"] == CUSTOM]
-        numbers = [[n for n, k in enumerate(customs) if k in graph] for graph in self.graphs]
-        return [pair for pair in zip(self.blocks, numbers, strict=True) if pair[1]]
+        pairs = [(g.block, [n for n, k in enumerate(customs) if k in g.ops]) for g in self.graphs]
+        return [pair for pair in pairs if pair[1]]
 
     def drawing(self) -> list[Block]:
         """Whose the graphs are that draw random numbers."""
-        pairs = zip(self.blocks, self.graphs, strict=True)
-        return [block for block, graph in pairs if draws(self.operators[k] for k in graph)]
+        return [g.block for g in self.graphs if draws(self.operators[k] for k in g.ops)]
 
     def losses(self) -> list[int]:
         """The places of loss operators."""
@@ -300,7 +311,7 @@ class Ops:
         That is all behind it, and of a graph in which something of that is, all of the graph.
         """
         places: set[int] = set()
-        graphs: set[int] = set()
+        graphs: set[Graph] = set()
         waiting = list(heads)
         while waiting:
             place = waiting.pop()
@@ -308,10 +319,10 @@ class Ops:
                 continue
             places.add(place)
             waiting += [source for source, *_ in self.nodes[place]["inputs"]]
-            number = self.graph_of.get(place)
-            if number is not None and number not in graphs:
-                graphs.add(number)
-                waiting += self.graphs[number]
+            graph = self.graph_of.get(place)
+            if graph is not None and graph not in graphs:
+                graphs.add(graph)
+                waiting += graph.ops
         return places
 
     def writes_states(self) -> bool:
@@ -337,7 +348,8 @@ class Ops:
         dropped = any(map(states_written, self.operators[self.nknown :]))
         by_graphs: list[Any] = [[*self.merged.items()]]
         if written and (dropped or len(set(self.heads)) > 1 or max(written.values()) > 1):
-            by_graphs += [[*map(sorted, self.graphs)], self.ends, self.trained(params)]
+            ops, ends = [sorted(g.ops) for g in self.graphs], [g.ends for g in self.graphs]
+            by_graphs += [ops, ends, self.trained(params)]
         return by_graphs
 
     def carrying(self, params: Mapping[str, Any]) -> set[int]:

@@ -17,15 +17,15 @@ from mxnet.gluon.utils import HookHandle
 Hook = Callable[..., Any]
 
 
-def is_it() -> Callable[[], bool]:
-    """What says whether it is called in the thread that calls this."""
+def same_thread() -> Callable[[], bool]:
+    """A function that says whether it is called in the thread that calls this."""
     thread = threading.get_ident()
     return lambda: threading.get_ident() == thread
 
 
 def called_in_it(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` where this thread calls it, ``elsewhere`` where others do."""
-    is_here = is_it()
+    is_here = same_thread()
     return lambda *args, **options: (function if is_here() else elsewhere)(*args, **options)
 
 
@@ -38,7 +38,7 @@ class Hooks(OrderedDict[int, Hook]):
     def __init__(self, others: OrderedDict[int, Hook]) -> None:
         super().__init__()
         self._others = others
-        self._is_here = is_it()
+        self._is_here = same_thread()
         _attach_to_others()
 
     def values(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,18 +95,17 @@ class LossCalls:
         self._called = kind, losses
         return bool(known.computed != before)
 
-    def of_network(self, kind: Hashable) -> dict[str, Any]:
-        """What computes the losses in a network for inputs of this ``kind``, and what the block is.
+    def of_network(self, kind: Hashable) -> tuple[Callable[..., Any] | None, Callable[..., Any]]:
+        """What returns what the block has, and what calls the loss, for inputs of this ``kind``.
 
-        That is not to run where it was only the loss that was called in this step: a hybridized
-        block of the script's would compute another than its graph.
+        The block is not to run where it was only the loss that was called in this step: a
+        hybridized block of the script's would compute another than its graph. Else the first is
+        None.
         """
         known = self._known.get(kind)
         is_called = known is not None and self._called is not None and self._called[0] == kind
-        return {
-            "run": (lambda *_: _same(known.of_block)) if known and is_called else None,
-            "call_loss": functools.partial(self._in_network, kind),
-        }
+        run = (lambda *_: _same(known.of_block)) if known and is_called else None
+        return run, functools.partial(self._in_network, kind)
 
     def _in_network(
         self,

@@ -5,6 +5,18 @@ several times depend on the order. MXNet has the order of its own graph, which b
 and in which a hybridized block is one op that is differentiated whole. A step has the order of its
 network, all of which is differentiated. In both, backward ops run as the gradients of parameters
 ask for them, one parameter after another: the order of the norms alone does not tell.
+
+Say that a block, which is not hybridized, has one norm, or two:
+
+    return self.norm(x), self.norm(y)     # the outputs 0 and 1
+    return self.first(x), self.second(y)
+
+A step differentiates both outputs, the last one first, and so moves the statistics of ``norm`` by
+its second call and then by its first. So does MXNet for a loss that reads 0 and then 1. For one
+that reads 1 and then 0 it moves them in the other order, and for one that reads 0 alone only once:
+:meth:`MovingStatistics.unmoved` refuses both. Of two norms the order does not matter. A loss that
+reads 0 alone leaves the statistics of ``second`` as they are, and ``unmoved`` names them, for the
+step to put them back. If the block is hybridized it moves all, whatever a loss reads of it.
 """
 
 from __future__ import annotations
@@ -16,7 +28,7 @@ from typing import Any
 from memplan.errors import TraceError, UsageError
 from memplan.mxnet.trace.losses import has_gradient
 from memplan.mxnet.trace.states import states_written
-from memplan.mxnet.train.blocks.calls import Entry, Ops, order_between
+from memplan.mxnet.train.blocks.calls import Entry, Graph, Ops, order_between
 
 # The places of the norms that move each of the statistics, in the order in which they do.
 Moves = Mapping[str, Sequence[int]]
@@ -27,42 +39,42 @@ _Read = Mapping[Any, Mapping[str, Sequence[tuple[Any, int, bool]]]]
 
 @dataclass(frozen=True)
 class _Units:
-    """The ops of a network by number, of which those that MXNet runs in one graph have one number.
+    """What MXNet differentiates as one: an op in no graph, by its place, and a :class:`Graph` else.
 
-    ``nodes`` are the units, ``insides`` those of the graphs, in which what comes from outside has
+    ``nodes`` are the units, ``insides`` the ops of the graphs, in which what comes from outside has
     an entry for a key, and ``ends`` the keys of their outputs. ``states`` are the names of what the
-    op at a place moves. ``outputs`` are the numbers of what computes the outputs of the network,
-    and ``trained`` those of the parameters that are trained.
+    op at a place moves. ``outputs`` are the units that compute the outputs of the network, and
+    ``trained`` the places of the parameters that are trained.
     """
 
     nodes: _Read
-    insides: Mapping[int, _Read]
-    ends: Mapping[int, Sequence[Any]]
+    insides: Mapping[Graph, _Read]
+    ends: Mapping[Graph, Sequence[Any]]
     states: Mapping[int, Sequence[str]]
-    outputs: Sequence[int]
+    outputs: Sequence[int | Graph]
     trained: Collection[int]
 
     @classmethod
-    def of(cls, ops: Ops, trained: Collection[int], graph_of: Mapping[int, int]) -> _Units:
-        """Ops with equal ``graph_of`` are one; ``trained`` are places of parameters."""
-        nnodes, graphs = len(ops.nodes), sorted(set(graph_of.values()))
+    def of(cls, ops: Ops, trained: Collection[int], graph_of: Mapping[int, Graph]) -> _Units:
+        """Ops with the same ``graph_of`` are one; ``trained`` are places of parameters."""
 
-        def entry(place: int, k: int) -> Entry:
-            if place not in graph_of:
+        def entry(place: int, k: int) -> tuple[int | Graph, int]:
+            graph = graph_of.get(place)
+            if graph is None:
                 return place, k
-            ends = ops.ends[graph_of[place]]
-            return nnodes + graph_of[place], ends.index((place, k)) if (place, k) in ends else k
+            return graph, graph.ends.index((place, k)) if (place, k) in graph.ends else k
 
-        nodes: dict[int, Any] = {
+        nodes: dict[Any, Any] = {
             place: {"inputs": [(*entry(*source), gets) for source, gets in _inputs(ops, place)]}
-            for place in range(nnodes)
+            for place in range(len(ops.nodes))
             if place not in graph_of
         }
-        insides = {nnodes + graph: _inside(ops, graph) for graph in graphs}
-        ends = {nnodes + graph: _ends(ops, graph) for graph in graphs}
-        for unit, inside in insides.items():
-            sources = _sources(inside, ends[unit])
-            nodes[unit] = {"inputs": [(*entry(*source), True) for source in sources]}
+        graphs = dict.fromkeys(graph_of.values())
+        insides = {graph: _inside(ops, graph) for graph in graphs}
+        ends = {graph: _ends(graph) for graph in graphs}
+        for graph, inside in insides.items():
+            sources = _sources(inside, ends[graph])
+            nodes[graph] = {"inputs": [(*entry(*source), True) for source in sources]}
         written = ((place, states_written(node)) for place, node in enumerate(ops.operators))
         states = {place: [state.name for state in moved] for place, moved in written if moved}
         outputs = [entry(head, 0)[0] for head in ops.heads]
@@ -79,12 +91,11 @@ class _Units:
                     moves.setdefault(name, []).append(place)
         return moves
 
-    def _places(self, unit: int, known: Collection[int]) -> Sequence[int]:
+    def _places(self, unit: int | Graph, known: Collection[int | Graph]) -> Sequence[int]:
         """The ops of a ``unit``, in the order of their backward ops; ``known`` give gradients."""
-        inside = self.insides.get(unit)
-        if inside is None:
+        if not isinstance(unit, Graph):
             return [unit]
-        ends = self.ends[unit]
+        inside, ends = self.insides[unit], self.ends[unit]
         sources = zip(_sources(inside, ends), self.nodes[unit]["inputs"], strict=True)
         return _backward(inside, ends, {key for key, (n, *_) in sources if n in known})
 
@@ -95,9 +106,9 @@ def _inputs(ops: Ops, place: int) -> Iterable[tuple[Entry, bool]]:
         yield (source, output), has_gradient(ops.operators[place], k)
 
 
-def _ends(ops: Ops, graph: int) -> list[Any]:
+def _ends(graph: Graph) -> list[Any]:
     """The keys of the outputs of a ``graph``."""
-    return [entry[0] if entry[0] in ops.graphs[graph] else entry for entry in ops.ends[graph]]
+    return [entry[0] if entry[0] in graph.ops else entry for entry in graph.ends]
 
 
 def _sources(inside: _Read, ends: Sequence[Any]) -> list[Entry]:
@@ -105,14 +116,13 @@ def _sources(inside: _Read, ends: Sequence[Any]) -> list[Entry]:
     return [key for key in order_between(inside, ends, ()) if isinstance(key, tuple)]
 
 
-def _inside(ops: Ops, graph: int) -> _Read:
+def _inside(ops: Ops, graph: Graph) -> _Read:
     """The ops of a ``graph``, and entries for what comes from outside."""
-    members = ops.graphs[graph]
-    nodes: dict[Any, Any] = {end: {"inputs": ()} for end in _ends(ops, graph)}
-    for place in members:
+    nodes: dict[Any, Any] = {end: {"inputs": ()} for end in _ends(graph)}
+    for place in graph.ops:
         nodes[place] = {"inputs": []}
         for source, gets in _inputs(ops, place):
-            key, k = source if source[0] in members else (source, 0)
+            key, k = source if source[0] in graph.ops else (source, 0)
             nodes.setdefault(key, {"inputs": ()})
             nodes[place]["inputs"].append((key, k, gets))
     return nodes
@@ -205,7 +215,7 @@ def _refuse(block: Any, ops: Ops, name: str, missing: Collection[int]) -> None:
     op = ops.nodes[min(missing)]
     raise TraceError(
         f"MXNet moves {name!r} by op {op['name']!r} ({op['op']}) of hybridized block "
-        f"{ops.blocks[ops.graph_of[min(missing)]].name!r}, for it differentiates a graph whole of "
+        f"{ops.graph_of[min(missing)].block.name!r}, for it differentiates a graph whole of "
         f"which a loss reads something. A planned step would not, for no loss reads what depends "
         f"on the op: do not compute it there, or have the loss read it"
     )

@@ -24,7 +24,7 @@ from memplan.mxnet.trace.operators import (
     generator_of,
 )
 from memplan.mxnet.train.blocks.calls import Call, next_heads, order_between, symbols_in
-from memplan.mxnet.train.blocks.composing_thread import is_it
+from memplan.mxnet.train.blocks.composing_thread import same_thread
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def noting_symbols() -> Iterator[list[Call]]:
     """Within it the operators that this thread calls with Symbols."""
     calls: list[Call] = []
     create = mx.symbol.register._symbol_creator
-    is_here = is_it()
+    is_here = same_thread()
 
     def create_and_note(*args: Any, **kwargs: Any) -> Any:
         made = create(*args, **kwargs)

@@ -59,10 +59,10 @@ def refuse_unread_losses(
             f"{unread} trains by it, {whole}, and a step does so only with keep_outputs=True. Take "
             f"that; or {remedies}"
         )
-    number = ops.graph_of.get(place)
-    graph = "" if number is None else f" of hybridized block {ops.blocks[number].name!r}"
+    graph = ops.graph_of.get(place)
+    of_block = "" if graph is None else f" of hybridized block {graph.block.name!r}"
     raise TraceError(
-        f"{op}{graph} is dropped by what calls the block: MXNet trains by it, {whole}, and a "
+        f"{op}{of_block} is dropped by what calls the block: MXNet trains by it, {whole}, and a "
         f"planned step would not. Put BlockGrad around what the op reads, or write softmax for "
         f"probabilities, or do not compute it there"
     )

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from memplan.mxnet.realise.estimate.layout_copies import SUM
-from memplan.mxnet.realise.estimate.varying_layouts import (
+from memplan.mxnet.realise.varying_layouts import (
     deciding,
     may_be_own,
     takes_notes,

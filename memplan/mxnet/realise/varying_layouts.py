@@ -28,7 +28,7 @@ def with_notes_for_their_data(graph: TrainingGraph, nodes: Sequence[Node]) -> Tr
 
     A max pooling notes the places of the largest for its backward op, in the layout that its data
     had when it ran. So data whose layout may be another one in a copy is computed once. Where a
-    Reshape turns the data after that, :mod:`memplan.mxnet.realise.estimate.turned_layouts` does the
+    Reshape turns the data after that, :mod:`memplan.mxnet.realise.turned_layouts` does the
     rest.
     """
     varying = varying_layouts(graph, nodes)

@@ -1,4 +1,7 @@
-"""A schedule as MXNet can run it: without what nobody reads, with anchors and gates."""
+"""What MXNet needs beside the ops of a schedule: anchors, gates and readers, and no unread ops.
+
+Their bytes are all that a search has to know: :mod:`memplan.mxnet.realise.lowering` has the nodes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from memplan.step.liveness import readers
 from memplan.step.schedule import Schedule, without_unread
 from memplan.util.remember import remembered
 
-# What an op of a lowered graph is: one of the graph that was planned, its gate, or its anchor. Or
-# what reads a tensor once more.
+# What an op of a graph with additions is: one of the graph that was planned, its gate, or its
+# anchor. Or what reads a tensor once more.
 OP, GATE, ANCHOR, READER = "op", "gate", "anchor", "reader"
 
 
@@ -65,7 +68,7 @@ class Additions:
 
 
 @dataclass(frozen=True)
-class Lowering:
+class WithAdditions:
     """A schedule with anchors, gates and readers; ``origins[i]`` tells what op i of its graph is.
 
     The number there is that of the op, and of a reader that of the tensor.
@@ -107,12 +110,12 @@ class LoweredMemory(Memory):
         pair: tuple[Additions, Schedule] = remembered(
             schedule,
             (LoweredMemory, id(self.additions)),
-            lambda: (self.additions, lowered(self.additions, schedule).schedule),
+            lambda: (self.additions, with_additions(self.additions, schedule).schedule),
         )
         return pair[1]
 
 
-def lowered(additions: Additions, schedule: Schedule) -> Lowering:
+def with_additions(additions: Additions, schedule: Schedule) -> WithAdditions:
     """``schedule`` with what MXNet needs, and without copies that nobody reads.
 
     Some ops abort where nobody reads their outputs, and some kernels skip the other outputs where
@@ -129,8 +132,8 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     with_anchor = set(_anchored(schedule, additions.must_be_read))
     if not with_anchor and not additions.gates and not additions.kept:
         origins = tuple((OP, op) for op in range(len(schedule.graph.ops)))
-        return _with_updates_in_place(additions, Lowering(schedule, origins))
-    graph = _Extended(schedule.graph)
+        return _with_updates_in_place(additions, WithAdditions(schedule, origins))
+    graph = _GraphWithAdditions(schedule.graph)
     for op, gate in additions.gates.items():
         graph.add_gate(op, gate)
     for op in sorted({schedule.ops[step] for step in with_anchor}):
@@ -138,20 +141,20 @@ def lowered(additions: Additions, schedule: Schedule) -> Lowering:
     read_behind = _read_behind(schedule, additions.kept)
     for tensor in sorted({tensor for pairs in read_behind.values() for tensor, _ in pairs}):
         graph.add_reader(tensor, additions.readers[tensor])
-    return _with_updates_in_place(additions, graph.lowered(schedule, with_anchor, read_behind))
+    return _with_updates_in_place(additions, graph.scheduled(schedule, with_anchor, read_behind))
 
 
-def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering:
-    """``lowering`` with every update as soon as it may run, wherever the schedule has it.
+def _with_updates_in_place(additions: Additions, extended: WithAdditions) -> WithAdditions:
+    """``extended`` with every update as soon as it may run, wherever the schedule has it.
 
     That is behind the last step that reads the parameter, recomputed ones included: what a schedule
     counts as one op may run again, and would read the new values. And it is behind the last step
     that reads this gradient, for an optimizer may write into it.
     """
-    schedule, ops, origins = lowering.schedule, lowering.schedule.graph.ops, lowering.origins
+    schedule, ops, origins = extended.schedule, extended.schedule.graph.ops, extended.origins
     updates = [step for step, op in enumerate(schedule.ops) if ops[op].kind == UPDATE]
     if not updates:
-        return lowering
+        return extended
     last_read: dict[object, int] = {}
     for step, (op, reads) in enumerate(zip(schedule.ops, schedule.reads, strict=True)):
         if ops[op].kind != UPDATE:
@@ -170,7 +173,7 @@ def _with_updates_in_place(additions: Additions, lowering: Lowering) -> Lowering
             order += [step, *updates_behind.get(step, ())]
     place_of = {step: place for place, step in enumerate(order)}
     return dataclasses.replace(
-        lowering,
+        extended,
         schedule=Schedule(
             schedule.graph,
             tuple(schedule.ops[step] for step in order),
@@ -214,7 +217,22 @@ def _read_behind(
     return result
 
 
-class _Extended:
+@dataclass(frozen=True)
+class _Numbered:
+    """A graph with additions: ``origins[i]`` tells what its op i is.
+
+    ``index_of`` gives the number of an op of the graph without them (its gate is the one before),
+    ``anchor_of`` that of its anchor, and ``reader_of`` that of what reads a tensor.
+    """
+
+    graph: TrainingGraph
+    origins: tuple[tuple[str, int], ...]
+    index_of: Mapping[int, int]
+    anchor_of: Mapping[int, int]
+    reader_of: Mapping[int, int]
+
+
+class _GraphWithAdditions:
     """A graph to which gates, anchors and readers are added."""
 
     def __init__(self, graph: TrainingGraph) -> None:
@@ -256,35 +274,41 @@ class _Extended:
         written = self._tensor(f"{name}[0]", reader.nbytes, reader.nelements)
         self.readers[tensor] = Op(name, reader.kind, (tensor,), (written,))
 
-    def lowered(
-        self,
-        schedule: Schedule,
-        with_anchor: set[int],
-        read_behind: Mapping[int, Sequence[tuple[int, int]]],
-    ) -> Lowering:
-        graph_ops: list[Op] = []
+    def numbered(self) -> _Numbered:
+        """All ops, each with its number."""
+        ops: list[Op] = []
         origins: list[tuple[str, int]] = []
         index_of: dict[int, int] = {}
         for index, op in enumerate(self.graph.ops):
             if index in self.gates:
-                graph_ops.append(self.gates[index])
+                ops.append(self.gates[index])
                 origins.append((GATE, index))
-            index_of[index] = len(graph_ops)
-            graph_ops.append(self.gated.get(index, op))
+            index_of[index] = len(ops)
+            ops.append(self.gated.get(index, op))
             origins.append((OP, index))
-        graph_ops = [op.renumbered(index_of) for op in graph_ops]
-        anchor_of = {index: len(graph_ops) + i for i, index in enumerate(self.anchors)}
-        graph_ops += self.anchors.values()
+        ops = [op.renumbered(index_of) for op in ops]
+        anchor_of = {index: len(ops) + i for i, index in enumerate(self.anchors)}
+        ops += self.anchors.values()
         origins += [(ANCHOR, index) for index in self.anchors]
-        reader_of = {tensor: len(graph_ops) + i for i, tensor in enumerate(self.readers)}
-        graph_ops += self.readers.values()
+        reader_of = {tensor: len(ops) + i for i, tensor in enumerate(self.readers)}
+        ops += self.readers.values()
         origins += [(READER, tensor) for tensor in self.readers]
         graph = dataclasses.replace(
             self.graph,
-            ops=tuple(graph_ops),
+            ops=tuple(ops),
             tensors=tuple(self.tensors),
             nforward=self.graph.nforward + sum(op < self.graph.nforward for op in self.gates),
         )
+        return _Numbered(graph, tuple(origins), index_of, anchor_of, reader_of)
+
+    def scheduled(
+        self,
+        schedule: Schedule,
+        with_anchor: set[int],
+        read_behind: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> WithAdditions:
+        """``schedule`` with all that was added, whose steps come around those that need them."""
+        numbered = self.numbered()
         ops: list[int] = []
         reads: list[tuple[int, ...]] = []
         step_of: dict[int, int] = {}
@@ -296,15 +320,16 @@ class _Extended:
                 places = slice(place, place + len(gate.inputs))
                 reads.append(tuple(sources[places]))
                 sources[places] = [len(ops)]
-                ops.append(index_of[index] - 1)
-            ops.append(index_of[index])
+                ops.append(numbered.index_of[index] - 1)
+            ops.append(numbered.index_of[index])
             reads.append(tuple(sources))
             step_of[step] = len(ops) - 1
             if step in with_anchor:
-                ops.append(anchor_of[index])
+                ops.append(numbered.anchor_of[index])
                 reads.append((step_of[step],))
             for tensor, source in read_behind.get(step, ()):
-                ops.append(reader_of[tensor])
+                ops.append(numbered.reader_of[tensor])
                 reads.append((step_of[source],))
         heads = tuple(step_of[step] for step in schedule.heads)
-        return Lowering(Schedule(graph, tuple(ops), tuple(reads), heads), tuple(origins))
+        with_all = Schedule(numbered.graph, tuple(ops), tuple(reads), heads)
+        return WithAdditions(with_all, numbered.origins)
