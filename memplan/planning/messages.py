@@ -106,21 +106,21 @@ def _numbers(values: Iterable[int]) -> array[int]:
     return array("q", values)
 
 
-def _shared(numbers: array[int]) -> list[int]:
-    """The integers, of which equal ones are one object: a plan keeps thousands of few."""
-    shared: dict[int, int] = {}
-    return [shared.setdefault(number, number) for number in numbers]
+def _shared(numbers: array[int], known: dict[int, int]) -> list[int]:
+    """The integers, of which equal ones, and ``known`` ones, are one object: a plan keeps many."""
+    return [known.setdefault(number, number) for number in numbers]
 
 
 def _schedule(graph: TrainingGraph, *numbers: array[int]) -> Schedule:
-    ops, counts, sources, heads = map(_shared, numbers)
+    known = {tensor: tensor for op in graph.ops for tensor in op.outputs}
+    ops, counts, sources, heads = (_shared(each, known) for each in numbers)
     of_step = iter(sources)
     reads = tuple(tuple(islice(of_step, count)) for count in counts)
     return Schedule(graph, tuple(ops), reads, tuple(heads))
 
 
 def _packing(nbytes: int, rows: array[int], bound_nbytes: int) -> Packing:
-    numbers = _shared(rows)
+    numbers = _shared(rows, {})
     keys = zip(numbers[::3], numbers[1::3], strict=True)
     return Packing(nbytes, dict(zip(keys, numbers[2::3], strict=True)), bound_nbytes)
 

@@ -121,7 +121,8 @@ class Evictions:
         self._state, self._memory = self._room(ROOM * len(graph.ops) + 1)
 
     def _room(self, capacity: int) -> tuple[DropState, ReplayMemory]:
-        return drop_state(self._arrays, capacity), replay_memory(self._graph_arrays, capacity)
+        state = drop_state(self._arrays, capacity)
+        return state, replay_memory(self._graph_arrays, capacity, state.events.shape[1] // 2)
 
     def within(self, budget_nbytes: int) -> Evictions:
         """The same for another budget, with what takes time to make; one at a time may run."""

@@ -46,7 +46,7 @@ class _Postponing:
         tensors = arrays.tensors.copy()
         tensors[NBYTES, [p < graph.nforward for p in graph.producer]] = 0
         self._arrays = arrays._replace(tensors=tensors)
-        self._memory = replay_memory(self._arrays, len(graph.ops))
+        self._memory = replay_memory(self._arrays, len(graph.ops), len(graph.tensors))
         self._nsteps_left = MOST_STEPS
         live = self._live(self.order)
         while self._nsteps_left > 0 and (lower := self._lower(live)) is not None:

@@ -27,12 +27,12 @@ from memplan.search.kernels.annealing import (
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.fitting import Fitting, begin_fitting
-from memplan.search.kernels.model import BEFORE, MEMBERS, sequence_model
+from memplan.search.kernels.model import BEFORE, sequence_model
 from memplan.search.kernels.packing import packing_room
 from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
-from memplan.search.kernels.state import LENGTH, OP, copy_state, sequence_state
+from memplan.search.kernels.state import LENGTH, OP, copy_state, room_for_width, sequence_state
 from memplan.search.low_order import low_order
 from memplan.search.online import online_schedules
 from memplan.search.rematerialize import repeatable
@@ -107,10 +107,9 @@ class Rounds:
         self.capacity = ROOM * len(graph.ops) + 1000
         self.state = sequence_state(self.model, self.capacity, seed)
         self.arrays = graph_arrays(graph)
-        # A step of a sequence runs all ops of a group.
-        nsteps = self.capacity * int(np.max(np.diff(self.model.start[MEMBERS])))
-        self.memory = replay_memory(self.arrays, nsteps)
-        self.room = np.zeros(nsteps, dtype=np.int64)
+        most = room_for_width(self.model, self.capacity)
+        self.memory = replay_memory(self.arrays, most, most)
+        self.room = np.zeros(most, dtype=np.int64)
         self.ruining = recreating_room(self.model, self.capacity)
         self.packing = packing_room(self.model, self.capacity, ALIGNMENT, FORMS)
         # What MXNet allocates in blocks depends on its own order, but for losses that take turns.
@@ -201,7 +200,8 @@ class Rounds:
 
     def _legal(self, sequence: Array) -> bool:
         """May ops run in this order, as often as this, and is there room for it?"""
-        if len(sequence) > self.capacity // 2:
+        width = self.model.widths[sequence].sum()
+        if len(sequence) > self.capacity // 2 or width > len(self.room) // 2:
             return False
         start, ran = self.model.start[BEFORE], np.zeros(self.nops, dtype=bool)
         for v in sequence:

@@ -18,7 +18,7 @@ import numpy as np
 
 from memplan.search.chain import Chain, ChainPlans, Stored, corrected
 from memplan.search.eager import Reordered, reordered
-from memplan.search.kernels.arrays import Array, graph_arrays
+from memplan.search.kernels.arrays import WRITTEN, Array, graph_arrays, most_written
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.postponing import postponed
 from memplan.search.sliced_graph import SlicedGraph
@@ -183,7 +183,9 @@ class _Sequences:
         self.most_steps = MOST_STEPS * len(graph.ops)
         self.work = WORK_BY_OPS * len(graph.ops)
         self.seconds = np.array([op.seconds for op in graph.ops])
-        self.memory = replay_memory(self.arrays, self.most_steps)
+        self.widths = np.diff(self.arrays.start[WRITTEN])
+        self.most_written = most_written(self.widths, self.most_steps)
+        self.memory = replay_memory(self.arrays, self.most_steps, self.most_written)
 
     def entry(self, slices: SlicedGraph, plan: Sequence[Stored]) -> _Entry | None:
         """The sequence of a plan; None if it is too long."""
@@ -192,6 +194,8 @@ class _Sequences:
         if ops is None:
             return None
         steps = np.array(ops, dtype=np.int64)
+        if self.widths[steps].sum() > self.most_written:
+            return None
         peak = int(replay(self.arrays, self.memory, steps, len(steps), 0, UNLIMITED)[1])
         return _Entry(peak, float(self.seconds[steps].sum()), ops, slices, self)
 

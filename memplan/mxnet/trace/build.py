@@ -152,6 +152,8 @@ def trace(
     graph = _build(order, full, len(outputs), form, requests)
     in_stock_order = stock_order(graph, order, stock)
     graph = form.finished(graph, order, in_stock_order, device_type)
+    _share_attributes(full)
+    known_shapes, known_dtypes, requests = _by_names(nodes, known_shapes, known_dtypes, requests)
     return Trace(
         symbol=symbol,
         graph=graph,
@@ -264,10 +266,10 @@ def _build(
 ) -> TrainingGraph:
     outside = form.outside(full, noutputs, requests)
     index_of = {node: i for i, node in enumerate(order)}
-    first: dict[Node, int] = {}
+    tensors_of: dict[Node, tuple[int, ...]] = {}  # the same integers wherever a tensor is named
     tensors: list[Tensor] = []
     for node in order:
-        first[node] = len(tensors)
+        tensors_of[node] = tuple(range(len(tensors), len(tensors) + node.noutputs))
         for k, info in enumerate(node.infos.outputs):
             name = f"{node.name}[{k}]"
             if info is None or (node, k) in outside:
@@ -276,8 +278,8 @@ def _build(
                 tensors.append(Tensor(name, info.nbytes, info.nelements))
     forward = depth_first(full[:noutputs])
     repeatable = form.repeatable(forward, order)
-    ops = tuple(_op(node, index_of, first, node in repeatable, outside) for node in order)
-    heads = tuple(first[node] + k for node, k in full if not node.is_variable)
+    ops = tuple(_op(node, index_of, tensors_of, node in repeatable, outside) for node in order)
+    heads = tuple(tensors_of[node][k] for node, k in full if not node.is_variable)
     nforward = sum(not node.is_variable for node in forward)
     fixed_nbytes = _fixed_nbytes(full, _held(full[noutputs:], requests, outside))
     return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed_nbytes, current_match_range())
@@ -286,7 +288,7 @@ def _build(
 def _op(
     node: Node,
     index_of: Mapping[Node, int],
-    first: Mapping[Node, int],
+    tensors_of: Mapping[Node, tuple[int, ...]],
     recomputable: bool,
     outside: set[Entry],
 ) -> Op:
@@ -297,8 +299,8 @@ def _op(
     return Op(
         name=node.name,
         kind=node.op,
-        inputs=tuple(first[source] + k for source, k in read),
-        outputs=tuple(first[node] + k for k in range(node.noutputs)),
+        inputs=tuple(tensors_of[source][k] for source, k in read),
+        outputs=tensors_of[node],
         recomputable=recomputable,
         differentiates=None if node.forward is None else index_of[node.forward],
         after=tuple(index_of[source] for source in after),
@@ -359,6 +361,19 @@ def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
         if info is not None and OLD_GRADIENT not in node.attrs:
             total += info.nbytes * (2 if node.name in with_gradient else 1)
     return total
+
+
+def _by_names(nodes: Sequence[Node], *mappings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """These by the names that the nodes have: MXNet makes others each time it is asked for them."""
+    names = {node.name: node.name for node in nodes}
+    return [{names.get(name, name): mapping[name] for name in mapping} for mapping in mappings]
+
+
+def _share_attributes(full: Sequence[Entry]) -> None:
+    """Give nodes whose attributes are equal the same ones: a plan keeps thousands of nodes."""
+    shared: dict[Attrs, dict[str, str]] = {}
+    for node in depth_first(full):
+        node.attrs = shared.setdefault(tuple(node.attrs.items()), node.attrs)
 
 
 def _sources(nodes: Sequence[Node], order: Sequence[Node]) -> tuple[tuple[int, ...], ...]:

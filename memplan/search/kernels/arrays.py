@@ -13,6 +13,9 @@ from memplan.util.remember import remembered
 
 Array = np.ndarray[Any, Any]
 
+# There is room for sequences of any ops of up to so many tensors.
+USUAL_WIDTH = 8
+
 # Lists of an op, as rows of GraphArrays.start.
 READ, WRITTEN, PLACED, HANDED = range(4)
 # Rows of GraphArrays.tensors.
@@ -51,6 +54,16 @@ def ragged_lists(lists: Sequence[Sequence[Sequence[int]]]) -> tuple[Array, Array
         flats.append(flat)
         offset += len(flat)
     return np.array(starts), np.concatenate(flats)
+
+
+def most_written(widths: Array, nsteps: int) -> int:
+    """How many tensors a sequence of up to ``nsteps`` steps may write; ``widths`` are those of ops.
+
+    All that it can, unless ops write more than is usual: a sequence would have to run these over
+    and over to write more than this, and room for that may be more than there is memory.
+    """
+    widest = int(np.max(widths, initial=0))
+    return int(nsteps * max(min(widest, USUAL_WIDTH), widths.sum() / max(1, len(widths))))
 
 
 def graph_arrays(graph: TrainingGraph, least_nbytes: int = 1) -> GraphArrays:

@@ -53,7 +53,9 @@ class Evaluator:
         self.match_range = graph.match_range
         self._arrays = graph_arrays(graph)
         self._order = remembered(graph, OrderArrays, lambda: _order_arrays(graph))
-        self._memory = replay_memory(self._arrays, 2 * self.nops, copies=True)
+        self._memory = replay_memory(
+            self._arrays, 2 * self.nops, 2 * len(graph.tensors), copies=True
+        )
 
     def flags(self, ops: Iterable[int]) -> Array:
         """A set of ops as the array that :meth:`__call__` takes."""

@@ -27,7 +27,8 @@ class SequenceModel(NamedTuple):
     ``readers`` are those of each tensor; ``edges`` all (tensor, reader) whose tensor may be
     recomputed. ``written_nbytes`` and ``repeatable`` are by group, ``seconds``, without those of
     aliases, too; ``op_seconds`` are by op of the graph. What op i writes as an alias is read by the
-    groups ``alias_readers[alias_start[i]:alias_start[i + 1]]``.
+    groups ``alias_readers[alias_start[i]:alias_start[i + 1]]``. ``widths`` say, by group, how many
+    ops it runs, or how many tensors these write, if that is more.
     """
 
     start: Array
@@ -41,6 +42,7 @@ class SequenceModel(NamedTuple):
     op_seconds: Array
     alias_start: Array
     alias_readers: Array
+    widths: Array
 
 
 def groups(graph: TrainingGraph, may_rerun: tuple[bool, ...], *, adjacent: bool) -> list[list[int]]:
@@ -143,7 +145,13 @@ def sequence_model(
         np.array(edges, dtype=np.int64).reshape(-1, 2),
         np.array([op.seconds for op in graph.ops], dtype=float),
         *ragged(alias_readers),
+        np.array([*map(_width, members, writes), 0], dtype=np.int64),
     )
+
+
+def _width(ops: Sequence[int], written: Sequence[int]) -> int:
+    """See SequenceModel: what the first of these ops writes, and each alias that follows it."""
+    return max(1, len(written)) + len(ops) - 1
 
 
 def _alias_readers(graph: TrainingGraph, members: list[list[int]]) -> list[list[int]]:

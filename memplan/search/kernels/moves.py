@@ -13,9 +13,11 @@ from memplan.search.kernels.state import (
     LAST,
     LATER,
     LENGTH,
+    MOST_WIDTH,
     MOVED,
     OP,
     REMOVED,
+    WIDTH,
     latest,
 )
 from memplan.util.compiled import compiled
@@ -71,8 +73,9 @@ def _recompute(model, state, exchange):  # type: ignore[no-untyped-def]
     if _chance(state, 0.3):
         while gap > 1 and _chance(state, 0.7):
             gap -= 1
-    before = latest(state, op, gap)
-    if before < 0 or gap - before < 2 or state.totals[LENGTH] + MOST_CHAINED >= len(state.live):
+    before, totals = latest(state, op, gap), state.totals
+    is_full = totals[LENGTH] + MOST_CHAINED >= len(state.live) or totals[WIDTH] > totals[MOST_WIDTH]
+    if before < 0 or gap - before < 2 or is_full:
         return exchange
     most = 1
     while most < MOST_CHAINED and _chance(state, 0.5):

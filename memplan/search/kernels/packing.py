@@ -16,7 +16,15 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.model import NBYTES, WRITTEN, SequenceModel
 from memplan.search.kernels.moves import propose, reorder, unit
 from memplan.search.kernels.sequence import handed_over, last_read, undo
-from memplan.search.kernels.state import CHANGES, DISCOUNT, EXCESS, LATER, LENGTH, OP
+from memplan.search.kernels.state import (
+    CHANGES,
+    DISCOUNT,
+    EXCESS,
+    LATER,
+    LENGTH,
+    OP,
+    room_for_width,
+)
 from memplan.util.compiled import compiled
 
 # Rows of PackingRoom.buffers: sizes, the first and the last section of a life (sections as in
@@ -73,7 +81,7 @@ def packing_room(
 ) -> PackingRoom:
     """Room for sequences of up to ``capacity`` steps; sizes are multiples of ``alignment``."""
     sizes = -(-model.tensors[NBYTES] // alignment) * alignment
-    most = capacity * int(np.max(np.diff(model.start[WRITTEN]), initial=1))
+    most = room_for_width(model, capacity)
     return PackingRoom(
         sizes,
         np.zeros(len(sizes), dtype=np.int64),

@@ -37,7 +37,9 @@ from memplan.search.kernels.state import (
     LAST,
     LATER,
     LENGTH,
+    MOST_WIDTH,
     OP,
+    WIDTH,
     SequenceState,
     copy_state,
     latest,
@@ -221,6 +223,8 @@ def _relieve(model, state, peak, noise, most_seconds, room):  # type: ignore[no-
         if gain <= 0:
             continue
         if state.totals[LENGTH] + nruns >= len(state.live) // 2:
+            return False
+        if state.totals[WIDTH] > state.totals[MOST_WIDTH] // 2:
             return False
         _sort(room.found, nruns)
         for k in range(nruns):

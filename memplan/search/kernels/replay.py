@@ -56,17 +56,21 @@ class ReplayMemory(NamedTuple):
     live: Array
 
 
-def replay_memory(arrays: GraphArrays, nsteps: int, *, copies: bool = False) -> ReplayMemory:
-    """Room for up to ``nsteps`` steps, which may run on ``copies``."""
-    most = int(np.max(np.diff(arrays.start[WRITTEN]), initial=0)) * nsteps
+def replay_memory(
+    arrays: GraphArrays, nsteps: int, nwritten: int, *, copies: bool = False
+) -> ReplayMemory:
+    """Room for up to ``nsteps`` steps, which may run on ``copies``, and write up to ``nwritten``.
+
+    The latter are tensors, each as often as it is written.
+    """
     ntensors = arrays.tensors.shape[1]
     most_handed = int(np.max(np.diff(arrays.start[HANDED]), initial=0))
     return ReplayMemory(
-        np.empty(most, dtype=np.int64),
+        np.empty(nwritten, dtype=np.int64),
         np.arange(ntensors),
         np.empty((2, (1 + copies) * ntensors), dtype=np.int64),
         np.empty(most_handed, dtype=np.int64),
-        np.empty((6, most), dtype=np.int64),
+        np.empty((6, nwritten), dtype=np.int64),
         np.empty((2, len(arrays.classes)), dtype=np.int64),
         np.empty(nsteps, dtype=np.int64),
     )

@@ -34,6 +34,7 @@ from memplan.search.kernels.state import (
     LENGTH,
     OP,
     REMOVED,
+    WIDTH,
     latest,
 )
 from memplan.util.compiled import compiled
@@ -255,6 +256,7 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
     _link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
     state.live[gap] = live
     totals[EXCESS] += max(live - totals[BUDGET], 0)
+    totals[WIDTH] += model.widths[op]
     if has_aliases:
         of_aliases += alias_seconds_around(model, state, op, gap, earlier, later + 1)
         of_aliases += alias_seconds(model, state, gap)
@@ -295,6 +297,7 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
             ndirty += 1
     totals = state.totals
     totals[EXCESS] -= max(state.live[step] - totals[BUDGET], 0)
+    totals[WIDTH] -= model.widths[op]
     _unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
     _shift(state, step, -1)
     if has_aliases:
@@ -323,12 +326,14 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
     state.totals[LENGTH] = length
     state.totals[BUDGET] = budget_nbytes
     state.totals[CHANGES] = 0
+    state.totals[WIDTH] = 0
     state.seconds[0] = 0.0
     live, excess, total = state.live, 0, 0
     live[:length] = 0
     for step in range(length):
         op = sequence[step]
         _link(steps, runs, length, op, step, runs[LAST, op], length)
+        state.totals[WIDTH] += model.widths[op]
         state.seconds[0] += model.seconds[op]
     for step in range(length):
         op = steps[OP, step]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.errors import GraphError
-from memplan.search.kernels.arrays import Array
+from memplan.search.kernels.arrays import Array, most_written
 from memplan.search.kernels.model import HANDED, NBYTES, SequenceModel
 from memplan.util.compiled import compiled
 
@@ -16,8 +16,9 @@ OP, EARLIER, LATER, DISCOUNT = range(4)
 # Rows of SequenceState.runs.
 FIRST, LAST = range(2)
 # Places in SequenceState.totals: steps, the excess (bytes over the budget, summed over steps), the
-# budget, the changes since the state was last accepted.
-LENGTH, EXCESS, BUDGET, CHANGES = range(4)
+# budget, the changes since the state was last accepted, the widths of all runs and the most of them
+# with which it may become longer.
+LENGTH, EXCESS, BUDGET, CHANGES, WIDTH, MOST_WIDTH = range(6)
 # Kinds of changes.
 INSERTED, REMOVED, MOVED = range(3)
 
@@ -55,16 +56,23 @@ def sequence_state(model: SequenceModel, capacity: int, seed: int) -> SequenceSt
         )
     mixed = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) % 2**64 or 1
     widest = int(np.max(np.diff(model.start[: HANDED + 1])))
+    totals = np.zeros(6, dtype=np.int64)
+    totals[MOST_WIDTH] = most_written(model.widths, capacity)
     return SequenceState(
         np.zeros((4, capacity), dtype=np.int64),
         np.zeros(capacity, dtype=np.int64),
         np.zeros((2, nops), dtype=np.int64),
-        np.zeros(4, dtype=np.int64),
+        totals,
         np.zeros(1),
         np.zeros((MOST_CHANGES, 3), dtype=np.int64),
         np.zeros((2, 2 * widest + 2), dtype=np.int64),
         np.array([mixed], dtype=np.uint64),
     )
+
+
+def room_for_width(model: SequenceModel, capacity: int) -> int:
+    """The ops, or the tensors that they write, that a state with this room has at most."""
+    return most_written(model.widths, capacity) + MOST_CHANGES * int(model.widths.max())
 
 
 @compiled
