@@ -28,10 +28,10 @@ from memplan.planning.realisation import (
     device_of,
     load,
     measured_costs,
+    of_unplanned,
     runs_whole_steps,
     suited,
     trace_by,
-    with_packed_loops,
 )
 from memplan.planning.without_budget import schedule_without_budget, solvers_of_least
 from memplan.search.eviction import lowest
@@ -212,8 +212,8 @@ class Job:
 
     def _stock_step(self) -> _StockStep:
         """The unplanned step; of this job nothing else is needed any more."""
-        trace = with_packed_loops(self.trace)
-        step = dataclasses.replace(self, trace=trace)._with_unplanned()._as_step()
+        way, trace = of_unplanned(self.realisation, self.trace)
+        step = dataclasses.replace(self, trace=trace, realisation=way)._with_unplanned()._as_step()
         forget(self.graph)
         return step
 

@@ -224,13 +224,21 @@ def update_nbytes(traced: Trace, optimizer: Optimizer) -> int:
     return nbytes(traced, optimizer)
 
 
-def with_packed_loops(traced: Trace) -> Trace:
-    """``traced``, a network with the loops that packed steps call, which MXNet can always bind."""
-    if all(node.subgraphs is None for node in traced.nodes):
-        return traced
-    from memplan.mxnet.realise.loop_copies import symbol_with_copies
+def of_unplanned(way: Realisation, traced: Trace) -> tuple[Realisation, Trace]:
+    """What tells the bytes of ``traced``, without a plan, as a network that packed steps can run.
 
-    return dataclasses.replace(traced, symbol=symbol_with_copies(traced.symbol))
+    The loops are those that packed steps call, which MXNet can always bind. Where there are loops
+    or branches whose shapes it does not know, memplan counts alone.
+    """
+    if all(node.subgraphs is None for node in traced.nodes):
+        return way, traced
+    from memplan.mxnet.realise.loop_copies import symbol_with_copies
+    from memplan.mxnet.realise.mirror import Counted
+    from memplan.mxnet.trace.operators import COND, WHILE_LOOP
+
+    if any(node.op in (WHILE_LOOP, COND) for node in traced.nodes):
+        return Counted(), traced
+    return way, dataclasses.replace(traced, symbol=symbol_with_copies(traced.symbol))
 
 
 def step_mib(net: Symbol, shapes: Mapping[str, Shape], type_dict: Mapping[str, Any] | None) -> int:

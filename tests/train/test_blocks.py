@@ -54,9 +54,10 @@ def test_equal_bits(name: str) -> None:
             assert not differences(expected, train(by, by_plan(by, []))), realisation
 
 
-def test_branches_compute_what_they_compute_where_they_are_not_hybridized() -> None:
+@pytest.mark.parametrize("block", [Cond, AddedCond])
+def test_branches_compute_what_they_compute_where_they_are_not_hybridized(block: Any) -> None:
     """A hybridized block leaves gradients of the other branch as memory was before."""
-    case = Case(Cond, vectors)
+    case = Case(block, vectors)
 
     def plainly(net: Any, batch: Any, contexts: Any) -> Any:
         with autograd.record():
@@ -191,7 +192,6 @@ def test_states_of_unknown_shape_within_are_refused(kind: str) -> None:
         (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
         (UntilLarge, r"_while_loop.*condition that reads a state.*count iterations"),
         (UntilSmall, r"_while_loop.*state whose gradient is wanted.*behind BlockGrad"),
-        (AddedCond, r"cannot bind the network.*write F\.where for the cond"),
     ],
 )
 def test_branches_that_are_refused(block: Any, message: str) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
+from mxnet.base import MXNetError
 
+from memplan.errors import UsageError
 from memplan.mxnet.realise.in_place import MOST_DIMENSIONS_OF_SLICES, kept_in_training
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.workspace import OneWorkspace
@@ -17,7 +19,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.trace.operators import CUSTOM, RECURRENT, runs_user_code
+from memplan.mxnet.trace.operators import COND, CUSTOM, RECURRENT, WHILE_LOOP, runs_user_code
 from memplan.mxnet.trace.probe import counts_as_backward
 
 NDArray = Any
@@ -100,7 +102,26 @@ def bind_inference(
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
     symbol = symbol_json.load(data)
-    return bind_as_it_stands(symbol, ctx, args, aux_states, pool, operators=operators)
+    try:
+        return bind_as_it_stands(symbol, ctx, args, aux_states, pool, operators=operators)
+    except MXNetError as error:
+        why = why_unbound(symbol, "infer by mx.gluon.SymbolBlock, with parameters of given shapes")
+        if not why:
+            raise
+        raise UsageError(
+            f"MXNet cannot bind the network to infer by it.{why} MXNet says: {error}"
+        ) from error
+
+
+def why_unbound(symbol: mx.sym.Symbol, advice: str) -> str:
+    """Why MXNet may run ``symbol``, but cannot bind it, and this ``advice``; else nothing."""
+    text = symbol_json.text_of(symbol)
+    if all(f'"{op}"' not in text for op in (WHILE_LOOP, COND)):
+        return ""
+    return (
+        f" Its executors do not know the shape of what a while_loop or a cond returns, so they "
+        f"cannot add what is computed of it, or its gradient, to some arrays: {advice}."
+    )
 
 
 def _keep_as_in_training(data: JSON, traced: Trace) -> None:

@@ -10,16 +10,17 @@ from mxnet.base import MXNetError
 
 from memplan.errors import TraceError
 from memplan.memory.blocks import Allocation
-from memplan.mxnet.realise.bind import bind_as_it_stands
+from memplan.mxnet.realise.bind import bind_as_it_stands, why_unbound
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
 from memplan.mxnet.trace.nnvm import shape_is_known
-from memplan.mxnet.trace.operators import COND
 from memplan.mxnet.trace.probe import allocated_mib, description_of
 from memplan.mxnet.trace.too_large import check_uninferred
 
 CONTEXT = mx.cpu(0)
+
+_ADVICE = "use realisation='packed'"
 
 
 def executor_description(
@@ -67,19 +68,14 @@ def _stock_description(
                 lambda: symbol.simple_bind(CONTEXT, grad_req=requests, type_dict=types, **shapes)
             )
         except RuntimeError as error:  # what simple_bind makes of an MXNetError
-            raise TraceError(
-                f"MXNet cannot bind the network to train it, which it must to tell what that "
-                f"takes.{_hint(symbol)} MXNet says: {error}"
-            ) from error
+            raise _refusal(symbol, error) from error
 
 
-def _hint(symbol: mx.sym.Symbol) -> str:
-    """What to do about a network that MXNet can run, but not bind."""
-    if f'"{COND}"' not in symbol.tojson():
-        return ""
-    return (
-        " Its executors do not know the shape of what a cond returns, so they cannot add that, or "
-        "its gradient, to another array: write F.where for the cond."
+def _refusal(symbol: mx.sym.Symbol, error: Exception) -> TraceError:
+    """Why ``symbol`` cannot be measured, and what to do if MXNet runs it, but cannot bind it."""
+    return TraceError(
+        f"MXNet cannot bind the network to train it, which it must to tell what that takes."
+        f"{why_unbound(symbol, _ADVICE)} MXNet says: {error}"
     )
 
 
@@ -98,7 +94,10 @@ def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
         # An op that MXNet has for sparse arrays only, as _square_sum.
         for name, stype in storage_types(symbol).items():
             arrays[name] = mx.nd.zeros(shapes[name], CONTEXT, dtypes[name], stype=stype)
-        return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
+        try:
+            return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
+        except MXNetError as error:
+            raise _refusal(symbol, error) from error
 
 
 def reported_mib(symbol: mx.sym.Symbol, trace: Trace, match_range: int | None = None) -> int:

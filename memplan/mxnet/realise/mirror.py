@@ -89,6 +89,22 @@ class Mirror(Form):
         return allocated_nbytes(symbol, trace, allocation), allocation.match_range
 
 
+@dataclass(frozen=True)
+class Counted(Mirror):
+    """Without MXNet's word on what its executor takes, of a network with a while_loop or a cond.
+
+    The executor does not know the shapes of what these return, and of what is computed of that. It
+    leaves them out of what it says, and some such networks cannot be bound, though blocks run them.
+    """
+
+    def allocated(
+        self, trace: Trace, schedule: Schedule, packing: Packing | None
+    ) -> tuple[int, int]:
+        """Bytes and match range of MXNet's blocks, as memplan counts them."""
+        allocation = allocate(schedule)
+        return allocation.nbytes, allocation.match_range
+
+
 def annotate(
     trace: Trace, flags: AbstractSet[int], *, on_gpu: bool = False, for_timing: bool = False
 ) -> mx.sym.Symbol:
