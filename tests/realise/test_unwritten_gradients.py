@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -203,21 +204,28 @@ ALONE: dict[str, tuple[Callable[..., mx.sym.Symbol], tuple[int, ...], tuple[int,
 
 @pytest.mark.parametrize("name", ALONE)
 def test_gradients_that_are_not_written_alone(name: str) -> None:
-    """Packed steps have those that MXNet computes beside that of the data; explicit ones refuse."""
+    """Packed steps have those that MXNet computes beside that of the data, and warn.
+
+    Explicit ones refuse them.
+    """
     call, data, weight = ALONE[name]
     with mx.name.NameManager():
         net = S.MakeLoss(S.sum(S.sin(call(V("data"), S.tanh(V("weight"))))))
     shapes = {"data": data, "weight": weight}
     with mx.util.np_shape(True):
         whole = trace(net, shapes=shapes, grad_req="write")
-        traced = trace(net, shapes=shapes, grad_req={"weight": "write"}, realisation="packed")
+        with pytest.warns(UserWarning, match="not wanted: .* A packed step computes it"):
+            traced = trace(net, shapes=shapes, grad_req={"weight": "write"}, realisation="packed")
         values = random_values(whole)
         right = stock_steps(whole, values, 1)[0]["gradient of weight"]
         executor = bound(traced, Schedule.unplanned(traced.graph), values)
         assert np.array_equal(planned_steps(executor, 1)[0]["gradient of weight"], right)
         with pytest.raises(TraceError, match=r"not wanted.*realisation='packed'"):
             trace(net, shapes=shapes, grad_req={"weight": "write"}, realisation="explicit")
-        trace(net, shapes=shapes, grad_req="write", realisation="explicit")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            for realisation in ("explicit", "packed"):
+                trace(net, shapes=shapes, grad_req="write", realisation=realisation)
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "packed"])

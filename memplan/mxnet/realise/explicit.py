@@ -28,9 +28,9 @@ from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.rewrite import (
     check_sparse_products,
-    check_written,
     explicit_order,
     keep_order,
+    left_as_it_was,
     repeatable_nodes,
     runnable,
     tell_shapes,
@@ -89,7 +89,8 @@ class Explicit(Form):
         check_sparse_products(order, nreaders)
         for node in order:
             forward = node.forward
-            check_written(node, nreaders, by_onednn=by_onednn)
+            if reason := left_as_it_was(node, nreaders, by_onednn=by_onednn):
+                raise TraceError(f"{reason}. Use realisation='packed', on cpu(0) or a GPU")
             if is_gradient_of_slopes(node) and nreaders[node, 1]:
                 _check_slopes(node, nreaders, of_argument=(node, 0) in heads)
             if forward is not None and is_made_of_symbol(forward):

@@ -6,6 +6,8 @@ calls write where they are told: a step is its ops, called one by one.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,13 +40,13 @@ from memplan.mxnet.realise.packed_calls import Calls, Mode
 from memplan.mxnet.realise.packed_layouts import as_run, in_layouts_of_unplanned
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
-from memplan.mxnet.realise.rewrite import repeatable_nodes, runnable
+from memplan.mxnet.realise.rewrite import left_as_it_was, repeatable_nodes, runnable
 from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
-from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.step.graph import UPDATE, TrainingGraph
 from memplan.step.halves import second_half
 from memplan.step.schedule import Schedule
@@ -65,7 +67,11 @@ class Packed(Explicit):
     in_one_array: ClassVar[bool] = True
 
     def rewritten(self, heads: Sequence[Entry], device_type: str) -> list[Entry]:
-        """``heads`` as their ops can be called one by one; nothing is refused yet."""
+        """``heads`` as their ops can be called one by one; nothing is refused yet.
+
+        A warning tells of gradients that MXNet does not write.
+        """
+        _warn_of_unwritten(heads, device_type)
         join_parts(heads)
         gradient_of_lrn.as_in_blocks(heads, device_type)
         return runnable(heads)
@@ -296,6 +302,21 @@ class PackedStep:
     def _nodes(self) -> list[Node]:
         """The node of every step; made anew, as they would take as much memory as the calls."""
         return step_nodes(lower(self._trace, self._schedule))
+
+
+def _warn_of_unwritten(heads: Sequence[Entry], device_type: str) -> None:
+    """Warn of the first op of which MXNet leaves a gradient as memory was."""
+    order, by_onednn = depth_first(heads), is_by_onednn(device_type)
+    nreaders = Counter(entry for node in order for entry in node.inputs)
+    nreaders.update(heads)
+    for node in order:
+        if reason := left_as_it_was(node, nreaders, by_onednn=by_onednn):
+            warnings.warn(
+                f"{reason}. A packed step computes it, and trains otherwise. So does MXNet where "
+                f"it has both gradients; what is frozen by lr_mult = 0 has one",
+                stacklevel=2,
+            )
+            return
 
 
 def _fences(

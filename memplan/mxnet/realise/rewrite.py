@@ -222,25 +222,25 @@ def _may_be_csr(node: Node, compressed: Set[Node]) -> bool:
     return any(are_csr)
 
 
-def check_written(node: Node, nreaders: Mapping[Entry, int], *, by_onednn: bool) -> None:
-    """TraceError where MXNet's executor does not write a gradient of ``node`` that is read.
+def left_as_it_was(node: Node, nreaders: Mapping[Entry, int], *, by_onednn: bool) -> str:
+    """What is to be said where MXNet does not write a gradient of ``node`` that is read; else "".
 
     It asks the operator only for those that are read. ``by_onednn``: does oneDNN compute?
     """
     forward, (needed, others) = node.forward, _WRITTEN_WITH.get(node.op, (0, ()))
     if forward is None or nreaders.get((node, needed)):
-        return
+        return ""
     data = forward.infos.inputs[0]
     if node.op == "_backward_FullyConnected" and not (
         by_onednn and data is not None and data.dtype == "float32"
     ):
-        return
-    if any(nreaders.get((node, k)) for k in others):
-        raise TraceError(
-            f"op {forward.name!r} ({forward.op}) has no gradient in MXNet's executor where that of "
-            f"its input {needed} is not wanted: it is what memory was before. Use "
-            f"realisation='packed', on cpu(0) or a GPU"
-        )
+        return ""
+    if not any(nreaders.get((node, k)) for k in others):
+        return ""
+    return (
+        f"op {forward.name!r} ({forward.op}) has no gradient in MXNet where that of its input "
+        f"{needed} is not wanted: it is what memory was before"
+    )
 
 
 def explicit_order(order: Sequence[Node], rank_of: Mapping[Node, int] | None = None) -> list[Node]:

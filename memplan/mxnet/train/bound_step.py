@@ -13,6 +13,7 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.realise.engine import to_default_layout
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
@@ -25,6 +26,7 @@ from memplan.mxnet.train.arrays.held import Held
 from memplan.mxnet.train.arrays.nesting import Arrays, leaves, of_semantics, regrouped
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.arrays.read_by_loss import name_of
+from memplan.mxnet.train.arrays.returned_outputs import ReturnedOutputs
 from memplan.mxnet.train.arrays.writes import nupdates_of
 from memplan.mxnet.train.autograd_grad import refuse_grad_across
 from memplan.mxnet.train.blocks.block_network import BlockNetwork
@@ -156,6 +158,11 @@ class BoundStep:
         return {p.name: nupdates_of(p) for p, _, _ in self.places}
 
     @functools.cached_property
+    def returned(self) -> ReturnedOutputs:
+        """The outputs that the second half of a step reads."""
+        return ReturnedOutputs.of(self.executor.trace, self.executor.schedule)
+
+    @functools.cached_property
     def read_again(self) -> dict[str, NDArray]:
         """The parameters that recomputed ops read."""
         nodes, schedule = self.executor.trace.nodes, self.executor.schedule
@@ -209,7 +216,15 @@ class BoundStep:
         inputs = {f"{INPUT}{i}": array for i, array in enumerate(leaves(batch[0]))}
         are_asked = self.network.losses or self.network.statistics
         names = list(map(name_of, arrays)) if are_asked else []
-        return outputs, FirstHalf(self, pairs, losses, constants, names, as_graph, inputs)
+        returned = {place: arrays[place] for place in self.returned.places}
+        return outputs, FirstHalf(self, pairs, losses, constants, names, as_graph, inputs, returned)
+
+    def take_back(self, outputs: Mapping[int, NDArray]) -> None:
+        """Have the second half read these ``outputs``, by their places."""
+        own = {place: self.executor.outputs[place] for place in outputs}
+        to_default_layout(list(own.values()))  # in which MXNet has what a script has written into
+        for place, array in outputs.items():
+            array.copyto(own[place])
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""

@@ -31,7 +31,8 @@ from memplan.mxnet.train.arrays.constants import reads_only_constants
 from memplan.mxnet.train.arrays.gradients import Late
 from memplan.mxnet.train.arrays.nesting import leaves
 from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss, is_read, number_of
-from memplan.mxnet.train.arrays.writes import Writes, warn_of_inputs
+from memplan.mxnet.train.arrays.writes import Writes, warn_of_inputs, warn_of_outputs
+from memplan.mxnet.train.blocks.loss_calls import OUTPUT
 from memplan.mxnet.train.blocks.sums_of_loss import Item, warn_of_sums
 from memplan.util.numbers import shown
 
@@ -61,7 +62,8 @@ class FirstHalf:
     of loss operators, which need none, and ``constants`` those by which no parameter gets a
     gradient, though MXNet goes through them into the block. ``names`` are those that autograd has
     for the outputs, if these are asked for. ``inputs`` are those that it was given, by name,
-    ``thread`` is that in which it has run. Does MXNet run the block ``as_graph``?
+    ``returned`` those outputs that the second half reads, by place, ``thread`` is that in which it
+    has run. Does MXNet run the block ``as_graph``?
     """
 
     bound: BoundStep
@@ -71,6 +73,7 @@ class FirstHalf:
     names: Sequence[str | None]
     as_graph: bool
     inputs: InitVar[dict[str, NDArray]]
+    returned: InitVar[dict[int, NDArray]]
     thread: threading.Thread = field(default_factory=threading.current_thread)
     state: State = State.BEGUN
     #: Has a loss that was differentiated read a constant? MXNet goes into the block there, too.
@@ -78,11 +81,13 @@ class FirstHalf:
     #: Where autograd writes what was recorded between the halves; None until it is finished.
     late: Late | None = None
 
-    def __post_init__(self, inputs: dict[str, NDArray]) -> None:
+    def __post_init__(self, inputs: dict[str, NDArray], returned: dict[int, NDArray]) -> None:
         self._nupdates = self.bound.nupdates()
         self._inputs = set(inputs)
+        self._returned = {f"{OUTPUT}{place}": place for place in returned}
         self._unmoved: list[str] = []
-        self.writes = Writes(self.bound.read_again | inputs)  # those of the script's
+        outputs = dict(zip(self._returned, returned.values(), strict=True))
+        self.writes = Writes(self.bound.read_again | inputs | outputs)  # those of the script's
 
     @property
     def is_finished(self) -> bool:
@@ -187,7 +192,9 @@ class FirstHalf:
         written = self.writes.written()
         if written & self._inputs:
             warn_of_inputs()
-        for name in updated | (written - self._inputs):
+        if not self.bound.returned.again.isdisjoint(self._written_outputs()):
+            warn_of_outputs()
+        for name in updated | (written - self._inputs - set(self._returned)):
             how = "was updated by a trainer" if name in updated else "was written"
             raise UsageError(
                 f"parameter {name!r} {how} between the call of a planned block and backward, "
@@ -195,6 +202,20 @@ class FirstHalf:
                 f"finish the step before that, or take strategy='store_all', which recomputes "
                 f"nothing"
             )
+
+    def _written_outputs(self) -> dict[int, NDArray]:
+        """The outputs that a script has written, and the second half reads, by their places."""
+        written = self.writes.written().intersection(self._returned)
+        return {self._returned[name]: self.writes.array(name) for name in written}
+
+    def _take_back(self) -> None:
+        """Have the second half read what a script has written into outputs, as MXNet's ops do.
+
+        But for what recomputed ops read, too: they would compute otherwise than in the first half.
+        """
+        again = self.bound.returned.again
+        outputs = {k: array for k, array in self._written_outputs().items() if k not in again}
+        self.bound.take_back(outputs)
 
     def nterms_of(self, name: str) -> int:
         """How many gradients of parameter ``name`` MXNet has from the block."""
@@ -244,6 +265,7 @@ class FirstHalf:
                 if not array._fresh_grad:
                     gradient[:] = 0
             self.forget()
+            self._take_back()
             with self.bound.keeping(self._unmoved):
                 self.late = self.bound.second_half()
         self.writes.end()

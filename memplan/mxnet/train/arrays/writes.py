@@ -40,7 +40,7 @@ class Writes:
         _notice_capsules()
         self._written: set[str] = set()
         # Another array may get the memory of one that is gone.
-        self._arrays = list(arrays.values())
+        self._arrays = dict(arrays)
         self._parts_of: dict[int, list[tuple[str, Part | None]]] = {}
         for name, array in arrays.items():
             self._parts_of.setdefault(_memory_of(array), []).append((name, part_of(array)))
@@ -60,10 +60,14 @@ class Writes:
         """The names of those that were written."""
         return self._written
 
+    def array(self, name: str) -> NDArray:
+        """The array of this ``name``, until :meth:`end`."""
+        return self._arrays[name]
+
     def end(self) -> None:
         """Look no longer, and let go of the arrays."""
         self.pause()
-        self._parts_of, self._arrays = {}, []
+        self._parts_of, self._arrays = {}, {}
 
     def notice(self, array: NDArray) -> None:
         """Somebody writes into this ``array``."""
@@ -91,6 +95,17 @@ def warn_of_inputs() -> None:
         "an input of a planned block was written between the call and backward, where MXNet would "
         "compute gradients of what was written; a planned step computes them of what the input was "
         "in the call. Write it behind backward, or give the block a copy",
+        stacklevel=2,
+    )
+
+
+def warn_of_outputs() -> None:
+    """Warn that an output was written where a backward op and a recomputed one would read it."""
+    warnings.warn(
+        "what a planned block has returned was written between the call and backward, where MXNet "
+        "would compute gradients of what was written; a plan that recomputes others by it computes "
+        "them of what was returned. Write it behind backward, write into a copy "
+        "(out.detach().copy()), or take strategy='store_all', which recomputes nothing",
         stacklevel=2,
     )
 
