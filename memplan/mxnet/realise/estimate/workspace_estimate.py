@@ -27,8 +27,13 @@ from memplan.mxnet.realise.estimate.copied_back import (
     nbytes_if_overwriting,
     nbytes_if_unread,
 )
-from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes, threads_nbytes
+from memplan.mxnet.realise.estimate.dense_buffers import (
+    buffers_nbytes,
+    kept_below,
+    threads_nbytes,
+)
 from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
+from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
 from memplan.mxnet.realise.estimate.processor import has_avx512
@@ -40,13 +45,11 @@ from memplan.step.graph import UPDATE, TrainingGraph
 
 # Products of matrices are made of copies of parts of them, of which each thread that makes one
 # keeps its own: the process grows by up to 2 MB with each of the first products of 33 MB. What is
-# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which the
-# two largest lie beside each other in packed and explicit steps, and five in other executors: glibc
-# cuts slivers off memory that begins at a multiple of 128 bytes, and does not join freed memory
-# over them, up to 7 of a size (tcache_count of its malloc.c). Five were seen in use in turn. What
-# the threads take for convolutions was seen once in packed steps, and about twice in other
-# executors. For dense layers it is there twice in all: four threads of packed perceptrons took 5 to
-# 22 MB with AVX2, and 9 to 42 with AVX-512, of which twice is 10.
+# kept for small ones is within what code takes. Dense layers have buffers of oneDNN's, of which
+# packed and explicit steps do not keep those that are much of a step (kept_below of
+# dense_buffers.py). Of others the two largest lie beside each other, and five with several threads
+# and in other executors, as what is freed does not join. Five were seen in use in turn. What the
+# threads take for convolutions was seen once in packed steps, and about twice in other executors.
 MOST_FOR_PRODUCTS, SMALL_PRODUCT = 8 << 20, 1 << 20
 BUFFERS, BUFFERS_WITH_HOLES, TIMES_WITH_HOLES = 2, 5, 2
 _PRODUCTS = frozenset(
@@ -100,7 +103,7 @@ def executor_nbytes(
     all_copies = copies(graph, nodes)
     nbytes, temporary = _in_space(graph, nodes, all_copies, leaves_holes=leaves_holes)
     nbytes += max(map(space_nbytes, nodes), default=0)
-    nbytes += _of_dense_layers(nodes, BUFFERS_WITH_HOLES if leaves_holes else BUFFERS)
+    nbytes += _of_dense_layers(nodes, leaves_holes=leaves_holes)
     nbytes += _of_threads(nodes, TIMES_WITH_HOLES if leaves_holes else 1)
     call_nbytes = CALL_NBYTES if leaves_holes else EXPLICIT_CALL_NBYTES
     nbytes += code_nbytes(nodes, call_nbytes)
@@ -197,7 +200,7 @@ def packed_nbytes(
     nbytes += sum(nbytes_moved(node) for node in nodes if node.op == "RNN")
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += pooling_scratchpads(nodes, all_copies.layouts)
-    nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
+    nbytes += _of_dense_layers(nodes, leaves_holes=False) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
 
 
@@ -280,18 +283,18 @@ def _nproducts(call: Node) -> int:
     return max(1, math.prod(out.shape[:-2])) if call.op in _BATCHED else 1
 
 
-def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
-    """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
+def _of_dense_layers(nodes: Sequence[Node], *, leaves_holes: bool) -> int:
+    """The largest buffer of dense layers or, if these are more, several of those that are kept."""
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
-    small = [size for size in sizes if size < MOST_KEPT]
-    return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
+    most_kept = MOST_KEPT if leaves_holes else kept_below(nodes)
+    kept = [size for size in sizes if size < most_kept]
+    nbuffers = BUFFERS_WITH_HOLES if leaves_holes or threads() > 1 else BUFFERS
+    return max(sizes[0], sum(kept[:nbuffers])) if sizes else 0
 
 
 def _of_threads(nodes: Sequence[Node], times: int = 1) -> int:
-    """What threads keep of the largest product, of a convolution so many ``times``."""
-    dense = max((size for node in nodes for size in buffers_nbytes(node)), default=0)
-    of_columns = times * threads_nbytes(largest_columns_nbytes(nodes))
-    return max(BUFFERS * threads_nbytes(dense), of_columns)
+    """What threads keep of the largest product of a convolution, so many ``times``."""
+    return times * threads_nbytes(largest_columns_nbytes(nodes))
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
