@@ -13,7 +13,7 @@ from typing import Any
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LEAST_NBYTES = 128 << 10
 
-#: What is smaller is kept when it is freed, if anything is: the most that glibc keeps by itself.
+#: What is smaller is kept when it is freed, at most: glibc by itself keeps no more, either.
 KEPT_NBYTES = 32 << 20
 
 # All threads but the first allocate from pieces of this size, and glibc returns a piece as soon as
@@ -33,19 +33,20 @@ def give_back_what_is_free() -> None:
 
 
 @functools.lru_cache(maxsize=1)  # what is set already is not set again
-def keep_large(keeps: bool) -> None:
-    """Whether memory of 128 KiB or more is kept when it is freed, or returned to the system.
+def keep_below(nbytes: int) -> None:
+    """Keep memory of less than ``nbytes`` when it is freed, and return what is larger.
 
-    Returning it takes time, but leaves no holes: what is allocated meanwhile for good, such as
-    workspaces in the first steps of training, lies close together. Keeping it saves that time, and
-    what is kept after those first steps is one piece, not holes too small for the next array. As
-    glibc does by itself, 32 MiB at a time are kept at most.
+    What is smaller than 128 KiB is kept in any case. ``nbytes`` is up to :data:`KEPT_NBYTES`.
+    Returning memory to the system takes time, but leaves no holes: what is allocated meanwhile for
+    good, such as workspaces in the first steps of training, lies close together. Keeping it saves
+    that time, and what is kept after those first steps is one piece, not holes too small for the
+    next array.
     """
     if any(os.environ.get(name) for name in _DECISIONS):
         return
-    _set(_MMAP_THRESHOLD, KEPT_NBYTES if keeps else _LEAST_NBYTES)
+    _set(_MMAP_THRESHOLD, max(nbytes, _LEAST_NBYTES))
     _set(_TRIM_THRESHOLD, 2 * KEPT_NBYTES)
-    _set(_TOP_PAD, _PIECE_NBYTES if keeps else _LEAST_NBYTES)
+    _set(_TOP_PAD, _PIECE_NBYTES if nbytes > _LEAST_NBYTES else _LEAST_NBYTES)
 
 
 def _set(parameter: int, nbytes: int) -> None:

@@ -14,11 +14,13 @@ from helpers.networks import residual_net
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise import packed_memory
 from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.estimate import dense_buffers
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.train import train_executor
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
+from memplan.util.heap import KEPT_NBYTES
 
 
 @dataclass
@@ -97,14 +99,35 @@ def test_few_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 def test_the_first_steps_leave_no_holes(realisation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[bool] = []
-    monkeypatch.setattr(train_executor, "keep_large", kept.append)
+    kept: list[int] = []
+    monkeypatch.setattr(train_executor, "keep_below", kept.append)
     symbol, shapes = residual_net(batch=2)
     traced = trace(symbol, shapes=shapes, realisation=realisation)
     executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
     for _ in range(4):
         executor.forward(is_train=True)
-    assert kept == [False, False, True, True]
+    assert kept == [0, 0, KEPT_NBYTES, KEPT_NBYTES]
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_steps_do_not_keep_large_buffers_of_dense_layers(
+    realisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 20 steps the next ones would lie elsewhere."""
+    kept: list[int] = []
+    monkeypatch.setattr(train_executor, "keep_below", kept.append)
+    monkeypatch.setattr(dense_buffers, "threads", lambda: 1)
+    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: True)
+    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1100)
+    net = mx.sym.MakeLoss(mx.sym.mean(dense))
+    traced = trace(net, shapes={"data": (1100, 300)}, realisation=realisation)
+    executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
+    for _ in range(3):
+        executor.forward(is_train=True)
+    (buffer,) = (
+        size for node in traced.nodes for size in dense_buffers.buffers_nbytes(node) if size
+    )
+    assert kept == [0, 0, buffer]
 
 
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])

@@ -30,7 +30,7 @@ from memplan.mxnet.train.arrays.input_memory import view
 from memplan.mxnet.train.pool import Need, Pool, inference_need, release, training_need
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
-from memplan.util.heap import keep_large
+from memplan.util.heap import keep_below
 
 MIB = 1 << 20
 NET = residual_net()[0]
@@ -131,7 +131,7 @@ def test_packed_steps_take_what_is_planned() -> None:
 
 def kept_and_released_mib() -> tuple[float, float]:
     """Of what was freed in pieces: what a process keeps, and what it does once that is released."""
-    keep_large(True)
+    keep_below(32 << 20)
     before = memory_growth._status("VmRSS")
     arrays = [mx.nd.ones((MIB,)) for _ in range(32)]
     mx.nd.waitall()
@@ -152,10 +152,10 @@ def test_what_is_freed_for_a_step_goes_back_to_the_system() -> None:
 
 def test_what_is_made_after_a_release_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an evaluation that is given up for the next step, the C library may keep a part."""
-    kept: list[bool] = []
-    monkeypatch.setattr("memplan.mxnet.train.pool.keep_large", kept.append)
+    kept: list[int] = []
+    monkeypatch.setattr("memplan.mxnet.train.pool.keep_below", kept.append)
     release(mx.nd.ones((1,)).context)
-    assert kept == [False]
+    assert kept == [0]
 
 
 def grown_by_gradients_mib() -> tuple[float, float]:

@@ -18,7 +18,7 @@ if not hasattr(ctypes.CDLL(None), "mallinfo2"):  # before glibc 2.33
 # What comes from the system tells only in a process in which nothing large was freed before.
 ASKING = """
 import ctypes, os
-from memplan.util.heap import give_back_what_is_free, keep_large
+from memplan.util.heap import give_back_what_is_free, keep_below
 
 class Mallinfo(ctypes.Structure):  # hblkhd: the bytes that came from the system one by one
     names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", *"abcde")
@@ -50,18 +50,26 @@ def answers(code: str) -> str:
 
 def test_large_memory_goes_back_or_is_kept() -> None:
     code = """
-for keeps in (False, True, False, True):
-    keep_large(keeps)
+for nbytes in (0, 32 << 20, 0, 32 << 20):
+    keep_below(nbytes)
     print(comes_from_the_system(), comes_from_the_system(1 << 10))
 """
     assert answers(code).split() == ["True", "False", "False", "False"] * 2
 
 
+def test_memory_of_any_size_may_be_the_least_that_goes_back() -> None:
+    code = """
+keep_below(8 << 20)
+print(comes_from_the_system(), comes_from_the_system(8 << 20), comes_from_the_system(7 << 20))
+"""
+    assert answers(code).split() == ["True", "True", "False"]
+
+
 def test_a_user_s_decision_stands() -> None:
     code = """
-keep_large(True)
+keep_below(32 << 20)
 os.environ["MALLOC_MMAP_THRESHOLD_"] = "33554432"
-keep_large(False)
+keep_below(0)
 print(comes_from_the_system())
 """
     assert answers(code) == "False"
@@ -86,7 +94,7 @@ def run():
         libc.malloc(nbytes)
     print(faults() > 100, faults() < 100)
 
-keep_large(True)
+keep_below(32 << 20)
 
 thread = threading.Thread(target=run)
 thread.start()

@@ -23,7 +23,7 @@ from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
-from memplan.util.heap import give_back_what_is_free, keep_large
+from memplan.util.heap import give_back_what_is_free, keep_below
 
 NDArray = Any
 
@@ -168,7 +168,7 @@ def release(ctx: mx.Context) -> None:
     ctx.empty_cache()
     if ctx.device_type != "gpu":
         give_back_what_is_free()
-        keep_large(False)
+        keep_below(0)
 
 
 def training_need(plan: Plan) -> Need:

@@ -15,6 +15,7 @@ from memplan.errors import ArgumentError, UsageError
 from memplan.memory.packing import Packing
 from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
+from memplan.mxnet.realise.estimate.dense_buffers import kept_below
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.generators import Generators, draws
 from memplan.mxnet.realise.halves import ExecutorHalves
@@ -34,7 +35,7 @@ from memplan.mxnet.train.arrays.end_of_process import wait_at_exit
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.planning.realisation import check_is_context
 from memplan.step.schedule import Schedule
-from memplan.util.heap import give_back_what_is_free, keep_large
+from memplan.util.heap import give_back_what_is_free, keep_below
 from memplan.util.numbers import shown
 
 # By the end of so many steps MXNet has made its workspaces and kernels: the second one finds arrays
@@ -122,6 +123,7 @@ class TrainExecutor(BoundArrays):
         self.binding = threading.current_thread() if keeps_operators else None
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
+        self._kept_below = kept_below(trace.nodes)
         wait_at_exit(self, self._training.outputs)
         self._inference: mx.executor.Executor | None = None
         self._monitor: tuple[Callable[..., Any], bool] | None = None
@@ -299,7 +301,7 @@ class TrainExecutor(BoundArrays):
         if self.ctx.device_type != "gpu":
             if not self._nsteps:
                 give_back_what_is_free()  # such as what a Module's parameters were initialised by
-            keep_large(self._nsteps >= FIRST_STEPS)
+            keep_below(self._kept_below if self._nsteps >= FIRST_STEPS else 0)
             self._nsteps += 1
         to_default_layout(self._matrices)
         for name in self._fixed_gammas:

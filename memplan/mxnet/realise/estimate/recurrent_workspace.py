@@ -28,7 +28,7 @@ _OF_BOTH_DIRECTIONS, _OF_BOTH_WIDTHS, _BETWEEN_LAYERS = (5.65, 9.3), 10.9, 2.5
 # states of 256 and 512.
 _COPIES_OF_PARAMETERS = 5.3
 
-# A packed step makes all that anew. From the third step on pieces small enough for keep_large come
+# A packed step makes all that anew. From the third step on pieces small enough for keep_below come
 # from the heap, and lie elsewhere than those of the step before. Of these each part has a
 # scratchpad forward and one backward, as large as five arrays of gates each, of which a step writes
 # little: four arrays count. The parameters in oneDNN's layouts and their gradients, four pieces by

@@ -41,8 +41,13 @@ from memplan.mxnet.realise.estimate.copied_back import (
     nbytes_if_overwriting,
     nbytes_if_unread,
 )
-from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes, threads_nbytes
+from memplan.mxnet.realise.estimate.dense_buffers import (
+    buffers_nbytes,
+    kept_below,
+    threads_nbytes,
+)
 from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
+from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
 from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
 from memplan.mxnet.realise.estimate.processor import has_avx512
@@ -76,9 +81,9 @@ MOST_KEPT = 32 << 20
 # what was promised and that of depthwise ones 0.94, with none of them that of `detector` 1.12.
 MOST_COPIED_FIRST = 16 << 20
 
-# So many buffers of dense layers lie beside each other in packed and explicit steps, and so often
-# there is what threads take for such a layer, in all steps: four threads of packed perceptrons took
-# 5 to 22 MB with AVX2, and 9 to 42 with AVX-512, of which twice is 10.
+# So many buffers of dense layers lie beside each other in packed and explicit steps of one thread,
+# and so often there is what else several threads take for such layers, in all steps: without it a
+# transformer with four threads took 1.08 of what it was promised, and a translator 1.11.
 BUFFERS = 2
 
 
@@ -86,10 +91,10 @@ BUFFERS = 2
 class _Figures:
     """Figures that are others where an executor leaves holes (:func:`executor_nbytes`).
 
-    - ``nbuffers``: dense layers have buffers of oneDNN's, of which the two largest lie beside each
-      other, and five where there are holes: glibc cuts slivers off memory that begins at a multiple
-      of 128 bytes, and does not join freed memory over them, up to 7 of a size (tcache_count of its
-      malloc.c). Five were seen in use in turn.
+    - ``nbuffers``: dense layers have buffers of oneDNN's. Packed and explicit steps return those
+      that are much of a step (kept_below of dense_buffers.py); of others the two largest lie beside
+      each other, and five where there are holes, or several threads: what is freed does not join.
+      Five were seen in use in turn.
     - ``times``: so often what threads take for convolutions was seen, in packed steps once.
     - ``call_nbytes``: what a call takes (:mod:`memplan.mxnet.realise.estimate.code_in_memory`).
     - ``further_nbytes``: what each further one takes. Mirrored steps were seen to take less than is
@@ -136,7 +141,7 @@ def executor_nbytes(
     all_copies, figures = copies(graph, nodes), WITH_HOLES if leaves_holes else WITHOUT_HOLES
     nbytes, temporary = _in_space(graph, nodes, all_copies, leaves_holes=leaves_holes)
     nbytes += max(map(space_nbytes, nodes), default=0)
-    nbytes += _of_dense_layers(nodes, figures.nbuffers) + _of_threads(nodes, figures.times)
+    nbytes += _of_dense_layers(nodes, figures) + _of_threads(nodes, figures.times)
     nbytes += code_nbytes(nodes, figures.call_nbytes)
     # Executors were seen to hold more: there every call that meets oneDNN's layouts counts.
     layouts = [n if any(met) else None for n, met in enumerate(all_copies.layouts)]
@@ -230,7 +235,7 @@ def packed_nbytes(
     nbytes += sum(nbytes_moved(node) for node in nodes if node.op == "RNN")
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += pooling_scratchpads(nodes, all_copies.layouts)
-    nbytes += _of_dense_layers(nodes, BUFFERS) + _of_threads(nodes)
+    nbytes += _of_dense_layers(nodes, WITHOUT_HOLES) + _of_threads(nodes)
     return nbytes + code_nbytes(nodes, PACKED_CALL_NBYTES)
 
 
@@ -313,11 +318,13 @@ def _nproducts(call: Node) -> int:
     return max(1, math.prod(out.shape[:-2])) if call.op in _BATCHED else 1
 
 
-def _of_dense_layers(nodes: Iterable[Node], nbuffers: int) -> int:
-    """So many buffers of dense layers, the largest; of those that are too large to be kept one."""
+def _of_dense_layers(nodes: Sequence[Node], figures: _Figures) -> int:
+    """The largest buffer of dense layers or, if these are more, several of those that are kept."""
     sizes = sorted((size for node in nodes for size in buffers_nbytes(node)), reverse=True)
-    small = [size for size in sizes if size < MOST_KEPT]
-    return max(sizes[0], sum(small[:nbuffers])) if sizes else 0
+    most_kept = MOST_KEPT if figures is WITH_HOLES else kept_below(nodes)
+    kept = [size for size in sizes if size < most_kept]
+    nbuffers = (WITH_HOLES if threads() > 1 else figures).nbuffers
+    return max(sizes[0], sum(kept[:nbuffers])) if sizes else 0
 
 
 def _of_threads(nodes: Sequence[Node], times: int = 1) -> int:
