@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mxnet as mx
 import pytest
 
 from helpers.fitting import Make, Result, differing, planned, seed
 from helpers.networks import Network
-from memplan.mxnet.realise.bind import READER, bind_inference
+from memplan.mxnet.realise.bind import READER, WANTED, bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train.pool import inference_need
 from memplan.planning.realisation import trace
@@ -64,9 +66,9 @@ def picked_net() -> Network:
     return mx.sym.Group(heads), {"data": (4, 3, 8, 8)}
 
 
-def bound_to_infer(net: mx.sym.Symbol, data: tuple[int, ...]) -> str:
+def bound_to_infer(net: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """MXNet's description of an executor."""
-    traced = trace(net, shapes={"data": data}, realisation="packed")
+    traced = trace(net, shapes=shapes, realisation="packed")
     arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
     bound = bind_inference(net, mx.cpu(0), arrays, arrays, traced=traced)
     return str(bound.debug_str())
@@ -85,15 +87,13 @@ def test_nothing_is_read_where_inference_writes_over_no_more_than_training() -> 
     branch = mx.sym.Convolution(body, num_filter=8, kernel=(1, 1), name="second")
     branch = mx.sym.BatchNorm(branch, fix_gamma=False, name="branch_bn")
     net = mx.sym.MakeLoss(mx.sym.BatchNorm(branch + body, name="bn"))
-    assert READER not in bound_to_infer(net, (4, 3, 8, 8))
-    net, shapes = gated_net()
-    assert READER in bound_to_infer(net, shapes["data"])
+    assert READER not in bound_to_infer(net, {"data": (4, 3, 8, 8)})
+    assert READER in bound_to_infer(*gated_net())
 
 
 def test_what_is_read_is_read_by_an_operator_of_onednn() -> None:
     """Of what another one reads MXNet keeps a copy in the usual layout."""
-    net, shapes = gated_net()
-    assert "shape_array" not in bound_to_infer(net, shapes["data"])
+    assert "shape_array" not in bound_to_infer(*gated_net())
 
 
 def flat_net(*, is_written_over: bool) -> Network:
@@ -129,25 +129,18 @@ def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(
     assert not differing(expected, mine)
 
 
-def recurrent_net(mode: str, *, is_in_loop: bool) -> Network:
-    """A fused recurrent layer over the rows of pictures."""
+def recurrent_net(mode: str, *, has_loop: bool = False) -> Network:
+    """A fused recurrent layer over the rows of pictures, before a loop."""
     rows = mx.sym.transpose(mx.sym.mean(mx.sym.Variable("data"), axis=1), axes=(1, 0, 2))
     gates = {"lstm": 4, "rnn_tanh": 1}[mode]
     nweights = gates * 8 * (8 + 8 + 2)
     weight = mx.sym.Variable("weight", shape=(1, nweights), init=mx.init.Uniform(1.0))
     states = ["state", "state_cell"] if mode == "lstm" else ["state"]
+    begin = {name: mx.sym.zeros((1, 4, 8)) for name in states}
     how = {"mode": mode, "state_size": 8, "num_layers": 1}
-
-    def layer(data: mx.sym.Symbol, _: object) -> tuple[mx.sym.Symbol, list[mx.sym.Symbol]]:
-        begin = {name: mx.sym.zeros((1, 4, 8)) for name in states}
-        return mx.sym.RNN(data, mx.sym.reshape(weight, (-1,)), **begin, **how), []
-
-    if is_in_loop:
-        parts = mx.sym.reshape(rows, (2, 4, 4, 8))
-        body, _ = mx.sym.contrib.foreach(layer, parts, [])
-        body = mx.sym.reshape(body, (-3, 0, 0))
-    else:
-        body, _ = layer(rows, [])
+    body = mx.sym.RNN(rows, mx.sym.reshape(weight, (-1,)), **begin, **how)
+    if has_loop:
+        body, _ = mx.sym.contrib.foreach(lambda row, _: (mx.sym.sin(row), []), body, [])
     body = mx.sym.transpose(body, axes=(1, 0, 2))
     loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=10), name="softmax")
     return mx.sym.Group([loss, mx.sym.BlockGrad(body)]), {"data": (4, 3, 8, 8)}
@@ -158,24 +151,15 @@ def recurrent_net(mode: str, *, is_in_loop: bool) -> Network:
 def test_recurrent_layers_infer_as_in_an_executor_that_is_bound_to_train(
     mode: str, realisation: str
 ) -> None:
-    network = recurrent_net(mode, is_in_loop=False)
+    network = recurrent_net(mode)
     expected = inferred(mx.mod.Module, network, 4)
     assert not differing(expected, inferred(planned, network, 4, realisation=realisation))
 
 
-def test_recurrent_layers_in_a_loop_infer_as_in_an_executor_that_is_bound_to_train() -> None:
-    """Before a step: MXNet's gradients of a loop are those of the inference before, if any was."""
-    net, shapes = recurrent_net("lstm", is_in_loop=True)
-    data = mx.nd.random.normal(shape=shapes["data"])
-    seen = []
-    for make in (mx.mod.Module, planned):
-        seed()
-        module = make(net)
-        module.bind(list(shapes.items()), [("softmax_label", (4,))])
-        module.init_params(mx.init.Xavier())
-        module.forward(mx.io.DataBatch([data], [mx.nd.arange(4)]), is_train=False)
-        seen.append({"body": module.get_outputs()[1].asnumpy()})
-    assert not differing(*seen)
+def test_no_gradient_is_wanted_beside_a_loop() -> None:
+    """A loop would keep what each evaluation has computed, for a gradient that never comes."""
+    assert WANTED in bound_to_infer(*recurrent_net("lstm"))
+    assert WANTED not in bound_to_infer(*recurrent_net("lstm", has_loop=True))
 
 
 def late_net() -> Network:

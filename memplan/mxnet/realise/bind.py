@@ -96,7 +96,8 @@ def bind_inference(
     data = symbol_json.parse(symbol)
     if traced is not None and is_by_onednn(ctx.device_type):
         _keep_as_in_training(data, traced)
-    _want_a_gradient(data)
+    if is_by_onednn(ctx.device_type):
+        _want_a_gradient(data)
     _read_means(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
@@ -161,24 +162,21 @@ def _keep_as_in_training(data: JSON, traced: Trace) -> None:
 def _want_a_gradient(data: JSON) -> None:
     """Have the executor count as bound to train where recurrent layers ask whether it is.
 
-    oneDNN runs them by other code, which rounds otherwise, where nobody wants a gradient
-    (``need_grad`` in src/operator/nn/mkldnn/mkldnn_rnn.cc). So one is wanted, which is never
-    computed: of an argument of one number, which an op reads whose turn comes before theirs.
+    Where nobody wants a gradient oneDNN runs them by other code, which rounds otherwise, and MXNet
+    runs those that it computes itself, as of float64, without dropout (``need_grad`` in
+    src/operator/nn/mkldnn/mkldnn_rnn.cc and rnn-inl.h). So one is wanted, which is never computed:
+    of an argument of one number, which an op reads whose turn comes before theirs. But not where
+    there is a loop or branch: each would keep what it runs until its gradient is computed.
     """
     nodes = data["nodes"]
-    if layers := [node for node in nodes if _is_recurrent(node)]:
+    layers = [node for node in nodes if node["op"] in RECURRENT]
+    if layers and not any(node.get("subgraphs") for node in nodes):
         place = len(nodes)
         reader = {"op": "shape_array", "name": f"{WANTED}_here", "inputs": [[place, 0, 0]]}
         nodes.extend([{"op": VARIABLE, "name": WANTED, "inputs": []}, reader])
         data["arg_nodes"].append(place)
         for node in layers:
             node.setdefault("control_deps", []).append(place + 1)
-
-
-def _is_recurrent(node: JSON) -> bool:
-    """Is ``node`` a fused recurrent layer, or a loop or branch that holds one?"""
-    inner = (inner for graph in node.get("subgraphs", ()) for inner in graph["nodes"])
-    return node["op"] in RECURRENT or any(map(_is_recurrent, inner))
 
 
 def _read_means(data: JSON) -> None:

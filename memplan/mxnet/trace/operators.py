@@ -175,7 +175,7 @@ def depends_on_mode(node: Node) -> bool:
     """Does ``node`` compute something else in training than in inference, or may it?
 
     It asks OpContext::is_train. So do more of them, for the last bits at most: an RNN, which drops
-    between its layers only, and a SoftmaxOutput.
+    between its layers only, and which asks whether a gradient is wanted, too, and a SoftmaxOutput.
     """
     if node.op in NORMS_OF_BATCHES:
         return not uses_global_statistics(node)
