@@ -15,7 +15,7 @@ from memplan.strategies.base import Problem
 from memplan.strategies.shares import (
     BEGINNINGS_SHARE,
     BEGINNINGS_SHARE_OF_LARGE,
-    BEGINNINGS_SHARE_OF_TIME,
+    LITTLE_FOR_BEGINNINGS,
     PROOF_SHARE,
     PROOF_SHARE_IN_BLOCKS,
     PROOF_SHARE_OF_OTHERS,
@@ -36,8 +36,8 @@ def chain_of(nops: int) -> TrainingGraph:
 @pytest.mark.parametrize(
     ("memory", "nops", "of_time", "of_work"),
     [
-        (Packed(), MOST_RECREATED_FIRST, BEGINNINGS_SHARE_OF_TIME, BEGINNINGS_SHARE),
-        (Blocks(), MOST_RECREATED_FIRST, BEGINNINGS_SHARE_OF_TIME, BEGINNINGS_SHARE),
+        (Packed(), MOST_RECREATED_FIRST, LITTLE_FOR_BEGINNINGS, BEGINNINGS_SHARE),
+        (Blocks(), MOST_RECREATED_FIRST, LITTLE_FOR_BEGINNINGS, BEGINNINGS_SHARE),
         (Packed(), MOST_RECREATED_FIRST + 3, BEGINNINGS_SHARE, BEGINNINGS_SHARE),
         (Packed(), LARGE + 3, BEGINNINGS_SHARE_OF_LARGE, BEGINNINGS_SHARE_OF_LARGE),
         (Blocks(), LARGE + 3, BEGINNINGS_SHARE, BEGINNINGS_SHARE),
@@ -55,7 +55,7 @@ def test_of_little_time_beginnings_get_less_where_a_search_begins_quickly(
 def test_of_much_time_beginnings_get_all_that_is_not_shared_out() -> None:
     problem, stop = Problem(unit_chain(8), UNIT), Stop.after(1e4, work=WORK)
     until = of_beginnings(problem, stop)
-    kept = (1.0 - BEGINNINGS_SHARE_OF_TIME) * SHARED_OF_SEARCHES
+    kept = (1.0 - LITTLE_FOR_BEGINNINGS) * SHARED_OF_SEARCHES
     assert stop.deadline - until.deadline == pytest.approx(kept)
     assert until.work_left == pytest.approx(BEGINNINGS_SHARE * WORK)
 
