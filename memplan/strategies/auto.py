@@ -20,15 +20,10 @@ from memplan.strategies.base import (
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
+from memplan.strategies.shares import of_beginnings, of_proof
 from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
-
-# Part of little time for what is proved: less where live bytes are not what counts, as what is
-# proved in fewer of them gives plans only, and least in blocks. Set on the zoo's ResNet-50,
-# DenseNet-121 and VGG-16, and on the graphs of benchmarks/published.py.
-PROOF_SHARE, PROOF_SHARE_OF_OTHERS = 0.4, 0.25
-PROOF_SHARE_IN_BLOCKS = 0.1
 
 # Looks of HiGHS at whether to end that a proof takes (:class:`Proving`): 3 to 13 seconds of a core.
 # Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
@@ -44,10 +39,8 @@ TIMES_THE_WORK_OF_LONG = 8.0
 # Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
 TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
 
-# Part of the time and work left for schedules to begin a search with, and of large graphs, where
-# moves of the search gain more: set on an unrolled LSTM and a GAN. In blocks a search from nothing
-# gets the last part of the time.
-BEGINNINGS_SHARE, BEGINNINGS_SHARE_OF_LARGE, ANEW_SHARE = 0.45, 0.1, 0.4
+# In blocks a search from nothing gets the last part of the time.
+ANEW_SHARE = 0.4
 # Graphs of at most so many ops are searched from nothing, too: in live bytes first, set on random
 # graphs of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point
 # more time with it; and at last, with this part of the work that is left. Set on six networks at 30
@@ -269,10 +262,8 @@ class _Search:
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
-        share = PROOF_SHARE if self.problem.counts_live else PROOF_SHARE_OF_OTHERS
-        share = PROOF_SHARE_IN_BLOCKS if self._in_blocks else share
         ends_soon = self._proving.effort <= 1.0 and self.options.solver == DEFAULT_SOLVER
-        until = self.stop.share_for_little(share) if ends_soon else self.stop.share(share)
+        until = of_proof(self.problem, self.stop, ends_soon=ends_soon)
         self.problem.space.prove(self.problem, until, self._proving, self.known)
         self._take()
 
@@ -299,8 +290,7 @@ class _Search:
         )
 
     def _begin(self) -> None:
-        few = self._is_large and not self._in_blocks
-        until = self.stop.share_of_work(BEGINNINGS_SHARE_OF_LARGE if few else BEGINNINGS_SHARE)
+        until = of_beginnings(self.problem, self.stop)
         found = self.problem.space.beginnings(self.problem, until, self.moves)
         self.best = self.problem.cheapest([self.best, *found], stop=self.stop)
 
