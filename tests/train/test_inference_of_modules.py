@@ -130,7 +130,7 @@ def test_what_gates_leave_rounds_as_in_an_executor_that_is_bound_to_train(
 
 
 def recurrent_net(mode: str, *, has_loop: bool = False) -> Network:
-    """A fused recurrent layer over the rows of pictures, before a loop."""
+    """A fused recurrent layer over the rows of pictures, and a loop behind it, if any."""
     rows = mx.sym.transpose(mx.sym.mean(mx.sym.Variable("data"), axis=1), axes=(1, 0, 2))
     gates = {"lstm": 4, "rnn_tanh": 1}[mode]
     nweights = gates * 8 * (8 + 8 + 2)

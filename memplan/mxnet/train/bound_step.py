@@ -13,7 +13,6 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
-from memplan.mxnet.realise.engine import to_default_layout
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
@@ -221,10 +220,8 @@ class BoundStep:
 
     def take_back(self, outputs: Mapping[int, NDArray]) -> None:
         """Have the second half read these ``outputs``, by their places."""
-        own = {place: self.executor.outputs[place] for place in outputs}
-        to_default_layout(list(own.values()))  # in which MXNet has what a script has written into
         for place, array in outputs.items():
-            array.copyto(own[place])
+            array.copyto(self.executor.outputs[place])
 
     def second_half(self) -> Late:
         """Run the second half of a step; where the gradients of what was recorded since go."""

@@ -192,7 +192,7 @@ class FirstHalf:
         written = self.writes.written()
         if written & self._inputs:
             warn_of_inputs()
-        if not self.bound.returned.again.isdisjoint(self._written_outputs()):
+        if not self.bound.returned.beside.isdisjoint(self._written_outputs()):
             warn_of_outputs()
         for name in updated | (written - self._inputs - set(self._returned)):
             how = "was updated by a trainer" if name in updated else "was written"
@@ -211,11 +211,10 @@ class FirstHalf:
     def _take_back(self) -> None:
         """Have the second half read what a script has written into outputs, as MXNet's ops do.
 
-        But for what recomputed ops read, too: they would compute otherwise than in the first half.
+        But for what others read, too: they would compute otherwise than MXNet's.
         """
-        again = self.bound.returned.again
-        outputs = {k: array for k, array in self._written_outputs().items() if k not in again}
-        self.bound.take_back(outputs)
+        beside, written = self.bound.returned.beside, self._written_outputs()
+        self.bound.take_back({k: array for k, array in written.items() if k not in beside})
 
     def nterms_of(self, name: str) -> int:
         """How many gradients of parameter ``name`` MXNet has from the block."""

@@ -57,8 +57,10 @@ _UNEVEN, _VERY_UNEVEN = 256, 1024
 MOST_BY_THREAD = 1_250_000
 
 # Buffers of this size and more go back to the system where as many of the largest as may lie beside
-# each other are more than one byte in so many that the step writes (:func:`kept_below`).
-_LEAST_RETURNED, _BESIDE_EACH_OTHER, _ONE_IN = 1 << 20, 7, 20
+# each other are more than one byte in so many that the step writes, and than 16 MiB, for it takes
+# time: a perceptron of six layers of 1,024, of which they are 15 MB, spent 5 to 12% more of it
+# (:func:`kept_below`).
+_LEAST_RETURNED, _BESIDE_EACH_OTHER, _ONE_IN, _LEAST_GROWTH = 1 << 20, 7, 20, 16 << 20
 
 
 class _Product(NamedTuple):
@@ -97,7 +99,8 @@ def kept_below(nodes: Sequence[Node]) -> int:
     sizes = (size for node in nodes for size in buffers_nbytes(node))
     returned = [size for size in sizes if size >= _LEAST_RETURNED]
     written_nbytes = sum(total_nbytes(node.infos.outputs) for node in nodes)
-    if _BESIDE_EACH_OTHER * max(returned, default=0) <= written_nbytes // _ONE_IN:
+    growth_nbytes = _BESIDE_EACH_OTHER * max(returned, default=0)
+    if growth_nbytes <= max(written_nbytes // _ONE_IN, _LEAST_GROWTH):
         return KEPT_NBYTES
     return 0 if threads() > 1 else min(KEPT_NBYTES, *returned)
 

@@ -100,12 +100,12 @@ def warn_of_inputs() -> None:
 
 
 def warn_of_outputs() -> None:
-    """Warn that an output was written where a backward op and a recomputed one would read it."""
+    """Warn of a written output that others read beside backward ops, which in MXNet do not."""
     warnings.warn(
         "what a planned block has returned was written between the call and backward, where MXNet "
-        "would compute gradients of what was written; a plan that recomputes others by it computes "
-        "them of what was returned. Write it behind backward, write into a copy "
-        "(out.detach().copy()), or take strategy='store_all', which recomputes nothing",
+        "would compute gradients of what was written; a plan that recomputes others by it, or has "
+        "reshapes of it in the same memory, computes them of what was returned. Write it behind "
+        "backward, or write into a copy (out.detach().copy())",
         stacklevel=2,
     )
 
