@@ -148,6 +148,8 @@ def test_what_is_smaller_than_large_buffers_is_kept_and_buffers_that_are_little_
     assert dense_buffers.kept_below(small) == 32 << 20
     assert dense_buffers.kept_below(large) == 4 * 256 * (9984 + 384)
     assert dense_buffers.kept_below(large * 100) == 32 << 20
+    few = _traced(512, 1024, 1024).nodes
+    assert dense_buffers.kept_below(few) == 32 << 20, "seven of them are too few for the time"
     monkeypatch.setattr(dense_buffers, "threads", lambda: 4)
     assert dense_buffers.kept_below(large) == 0, "the parts of threads are smaller"
 

@@ -118,7 +118,7 @@ def test_steps_do_not_keep_large_buffers_of_dense_layers(
     monkeypatch.setattr(train_executor, "keep_below", kept.append)
     monkeypatch.setattr(dense_buffers, "threads", lambda: 1)
     monkeypatch.setattr(dense_buffers, "has_avx512", lambda: True)
-    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1100)
+    dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2400)
     net = mx.sym.MakeLoss(mx.sym.mean(dense))
     traced = trace(net, shapes={"data": (1100, 300)}, realisation=realisation)
     executor = TrainExecutor(traced, Schedule.unplanned(traced.graph))
