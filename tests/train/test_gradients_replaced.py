@@ -173,21 +173,22 @@ def test_the_memory_of_before_goes_whoever_holds_a_gradient(
     how: str, are_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the step is bound anew; a gradient that is held gets memory of its own."""
-    loop, memories, left, held = Loop(how), dict[int, int](), [], []
+    loop, memories, left, held = Loop(how), dict[int, tuple[int, int]](), [], []
     add = Pool.add
 
-    def begin_of(chunk: int) -> int:
-        return ctypes.c_uint64.from_address(chunk).value
+    def place_of(chunk: int) -> tuple[int, int]:
+        begin, nbytes = (ctypes.c_uint64 * 2).from_address(chunk)
+        return begin, nbytes
 
     def noted(pool: Pool, need: Any, executor: Any, memory: Any) -> None:
-        memories.update((chunk, begin_of(chunk)) for chunk in map(chunk_of, memory._segments))
-        assert all(memories.values())
+        memories.update((chunk, place_of(chunk)) for chunk in map(chunk_of, memory._segments))
+        assert all(begin and nbytes for begin, nbytes in memories.values())
         add(pool, need, executor, memory)
 
     def look(_: Any) -> None:
         gc.collect()
         there = memories_in_python(())  # another memory may stand where one stood that is gone
-        left.append({c for c, begin in memories.items() if c in there and begin_of(c) == begin})
+        left.append({c for c, place in memories.items() if c in there and place_of(c) == place})
         memories.clear()
 
     monkeypatch.setattr(Pool, "add", noted)
