@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 from helpers.block_runs import gradients
 from helpers.blocks import CPU, SOFTMAX
 from helpers.training_runs import differences
-from memplan.errors import UsageError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 
 
@@ -139,3 +139,40 @@ def test_statistics_that_are_shared() -> None:
 
     results = [left_by(as_the_error_says, plan=plan, norm=True) for plan in (False, True)]
     assert not differences(*results)
+
+
+def test_the_gradient_of_an_input_by_a_block_without_a_plan() -> None:
+    """As the error says: a block of the same symbol and parameters, before every planned step."""
+
+    def train(net: Any, twin: Any) -> list[Any]:
+        mx.random.seed(1)
+        net.initialize(force_reinit=True)
+        left = []
+        for _ in range(3):
+            x, y = normal(5, 3, 8, 8), mx.nd.arange(5)
+            x.attach_grad()
+            with autograd.record():
+                loss = SOFTMAX(twin(x), y)
+            loss.backward()
+            worse = (x + x.grad.sign() / 10).detach()
+            with autograd.record():
+                loss = SOFTMAX(net(worse), y)
+            loss.backward()
+            left.append({"input": x.grad.asnumpy(), "loss": loss.asnumpy(), **gradients(net)})
+        return left
+
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.MaxPool2D())
+    net.add(nn.Dense(5, in_units=72))
+    net.initialize()
+    net.hybridize()
+    expected = train(net, net)
+    planned(net, strategy="chen_sqrt")
+    data = mx.sym.Variable("data")
+    twin = mx.gluon.SymbolBlock(net(data), [data], net.collect_params())
+    assert not differences(expected, train(net, twin))
+    x = normal(5, 3, 8, 8)
+    x.attach_grad()
+    refused = pytest.raises(ArgumentError, match=r"SymbolBlock\(block\(data\), \[data\]")
+    with refused, autograd.record():
+        net(x)

@@ -125,8 +125,9 @@ def _check_array(array: NDArray) -> None:
         "an input has a gradient attached (attach_grad), or is what a planned block has returned, "
         "but a planned step computes gradients of parameters only; make one block of both, "
         "detach() the input if nobody needs its gradient (as after attach_grad(grad_req='null'), "
-        "which MXNet does not tell of an array), or look for adversarial examples under "
-        "autograd.record(train_mode=False), where planned(block) runs unplanned"
+        "which MXNet does not tell of an array), or compute that gradient without a plan, by "
+        "mx.gluon.SymbolBlock(block(data), [data], block.collect_params()) of "
+        "data = mx.sym.Variable('data'), which has the same parameters"
     )
 
 
