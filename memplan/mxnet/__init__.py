@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy
+
 from memplan.errors import DependencyError
 
 __all__ = ["BucketingModule", "Module"]
@@ -23,13 +25,15 @@ def _remedy(error: Exception) -> str:
         return "let warnings be warnings while it is imported (without -W error)"
     if sys.flags.optimize > 1:
         return "run Python without -OO (PYTHONOPTIMIZE=2), for MXNet reads its own docstrings"
+    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (1, 24):
+        return f"numpy {numpy.__version__} is too new for it: pip install 'numpy<1.24'"
     return _HOW
 
 
 try:
     import mxnet
 except Exception as error:  # a missing libcuda or a too new NumPy raise whatever they like
-    reason = str(error) or type(error).__name__
+    reason = str(error).rstrip(".") or type(error).__name__
     raise DependencyError(
         f"MXNet {SUPPORTED} cannot be imported: {reason}; {_remedy(error)}"
     ) from error

@@ -185,9 +185,19 @@ def test_every_public_name_is_found_where_it_stands() -> None:
 
 
 @pytest.mark.long
-def test_without_memory_for_mxnet_more_is_advised() -> None:
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise MemoryError", "MemoryError; let this process have more memory"),
+        (
+            "import numpy; numpy.__version__ = '2.4.6'; raise AttributeError('np.PZERO is gone.')",
+            "np.PZERO is gone; numpy 2.4.6 is too new for it: pip install 'numpy<1.24'",
+        ),
+    ],
+)
+def test_what_keeps_mxnet_from_being_imported_has_a_remedy(source: str, said: str) -> None:
     Path("mxnet").mkdir()
-    Path("mxnet/__init__.py").write_text("raise MemoryError", encoding="utf-8")
+    Path("mxnet/__init__.py").write_text(source, encoding="utf-8")
     done = process_of("plan", *NET, PYTHONPATH=f"{Path.cwd()}{os.pathsep}{ROOT}")
     assert done.returncode == 5
-    assert "cannot be imported: MemoryError; let this process have more memory" in done.stderr
+    assert f"cannot be imported: {said}" in done.stderr

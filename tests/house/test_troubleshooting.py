@@ -17,7 +17,6 @@ FOREIGN = {
     "libcuda.so.1",
     "libcudnn…",
     "libcublas…",
-    "module 'numpy' has no attribute 'bool'",
     "No module named 'distutils'",
     "no kernel image is available",
     "kOut] == kWriteTo",

@@ -232,11 +232,11 @@ def _check_dtype(name: str, dtype: Any) -> None:
     try:
         kind = np.dtype(dtype).type
     except Exception:  # of any kind, as NumPy reads lists of dtypes by Python's parser
-        raise ArgumentError(f"the dtype of {name!r} is {shown(dtype)}, which is none") from None
+        kind = object  # which MXNet has not
     if kind not in _DTYPE_NP_TO_MX:  # MXNet would take another one
         known = [np.dtype(kind).name for kind in _DTYPE_NP_TO_MX if isinstance(kind, type)]
         raise ArgumentError(
-            f"the dtype of {name!r} is {dtype!r}, which MXNet does not have; it has "
+            f"the dtype of {name!r} is {shown(dtype)}, which MXNet does not have; it has "
             f"{', '.join(known)}"
         )
 
