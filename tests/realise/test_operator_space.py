@@ -13,7 +13,7 @@ from helpers.small_convolutions import SHAPE, N, activated, convolved, pictures
 from memplan.mxnet.realise.estimate import workspace_estimate
 from memplan.mxnet.realise.estimate.copied_back import copied_back_nbytes
 from memplan.mxnet.realise.estimate.layout_copies import copies
-from memplan.mxnet.realise.estimate.operator_space import space_nbytes
+from memplan.mxnet.realise.estimate.operator_space import label_nbytes, space_nbytes
 from memplan.mxnet.realise.estimate.scratchpads import scratchpads
 from memplan.mxnet.realise.estimate.workspace_estimate import largest_nbytes, packed_nbytes
 from memplan.mxnet.trace.build import Trace
@@ -243,6 +243,40 @@ def test_a_sum_of_a_gradient_has_the_places_of_what_it_sums() -> None:
     assert _of_inputs("broadcast_sub", subtract, (8, 16), (1, 16)) == [0, 4 * 8]
     assert _of_inputs("broadcast_add", add, (8, 16), (8, 16)) == [0, 0]
     assert _of_inputs("broadcast_mul", mx.sym.broadcast_mul, (8, 16), (1, 1)) == [0, 0]
+
+
+LABELS = {"rows": ((64, 1024), False, 4 * 64), "places": ((4, 256, 1024), True, 4 * 4 * 1024)}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_loss_copies_its_label_to_count_what_is_valid(name: str) -> None:
+    """Packed steps count it: an executor has blocks for the gradient of the label instead."""
+    shape, multi_output, nbytes = LABELS[name]
+
+    def of_loss(normalization: str, realisation: str) -> Trace:
+        with mx.name.NameManager():
+            net = mx.sym.SoftmaxOutput(
+                mx.sym.exp(mx.sym.Variable("data")),
+                normalization=normalization,
+                multi_output=multi_output,
+                name="softmax",
+            )
+        options = {"grad_req": {"data": "write"}, "realisation": realisation}
+        return trace(net, shapes={"data": shape}, **options)
+
+    valid, batch = (of_loss(normalization, "packed") for normalization in ("valid", "batch"))
+    assert [label_nbytes(node) for node in valid.nodes] == [0, 0, nbytes, 0]
+    counted, without = (packed_nbytes(each.graph, each.nodes) for each in (valid, batch))
+    assert counted - without == nbytes
+    assert not any(map(space_nbytes, of_loss("valid", "explicit").nodes))
+
+
+def test_of_probabilities_none_is_counted() -> None:
+    label = mx.sym.Variable("label", shape=(64, 1024))
+    net = mx.sym.SoftmaxOutput(mx.sym.exp(mx.sym.Variable("data")), label, normalization="valid")
+    options = {"grad_req": {"data": "write"}, "realisation": "packed"}
+    nodes = trace(net, shapes={"data": (64, 1024)}, **options).nodes
+    assert not any(map(label_nbytes, nodes))
 
 
 def test_without_onednn_packed_steps_have_columns_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from helpers.training_runs import (
 )
 from memplan.mxnet.realise import unread
 from memplan.mxnet.realise.engine import Handles
-from memplan.mxnet.realise.imperative import Call
+from memplan.mxnet.realise.imperative import Call, RecordedCall
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -157,6 +157,64 @@ def test_that_of_a_label_has_no_memory(output: str) -> None:
     values = random_values(traced)
     executor = bound(traced, Schedule.unplanned(traced.graph), values)
     assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
+def cropped(data: mx.sym.Symbol) -> mx.sym.Symbol:
+    larger = mx.sym.Convolution(data, num_filter=2, kernel=(3, 3), pad=(3, 3))
+    return mx.sym.Crop(larger, data, num_args=2, center_crop=True, name="layer")
+
+
+def transformed(data: mx.sym.Symbol) -> mx.sym.Symbol:
+    options = {"transform_type": "affine", "sampler_type": "bilinear", "target_shape": (4, 4)}
+    return mx.sym.SpatialTransformer(data, dense(data, 6), name="layer", **options)
+
+
+def deformed(data: mx.sym.Symbol, **options: Any) -> mx.sym.Symbol:
+    options = {"kernel": (3, 3), "pad": (1, 1), **options}
+    offsets = mx.sym.Convolution(data, num_filter=18, **options)
+    return mx.sym.contrib.DeformableConvolution(
+        data, offsets, num_filter=4, name="layer", **options
+    )
+
+
+def detected(data: mx.sym.Symbol) -> mx.sym.Symbol:
+    classes = mx.sym.softmax(mx.sym.reshape(dense(data, 8), shape=(0, 2, -1)), axis=1)
+    return mx.sym.contrib.MultiBoxDetection(
+        classes, dense(data, 16), var("anchors_label", shape=(1, 4, 4)), name="layer"
+    )
+
+
+# Layers that write the gradient of the data, or of anchors, whatever they are asked for.
+WRITE_UNASKED: dict[str, Callable[[mx.sym.Symbol], mx.sym.Symbol]] = {
+    "cropped": cropped,
+    "cropped_itself": lambda data: mx.sym.Crop(
+        data, mx.sym.Convolution(data, num_filter=2, kernel=(3, 3)), num_args=2, name="layer"
+    ),
+    "transformed": transformed,
+    "correlated": lambda data: mx.sym.Correlation(
+        mx.sym.Convolution(data, num_filter=3, kernel=(1, 1)), data, name="layer"
+    ),
+    "deformed": deformed,
+    "deformed_by_frozen": lambda data: deformed(mx.sym.BlockGrad(data)),
+    "detected": detected,
+}
+
+
+@pytest.mark.parametrize("name", WRITE_UNASKED)
+def test_what_mxnet_writes_unasked_is_written_in_packed_memory(name: str) -> None:
+    """Autograd is asked for it, or MXNet would make an array for it that nobody counts."""
+    with mx.name.NameManager():
+        net = loss(WRITE_UNASKED[name](var("data")))
+    traced = trace(net, shapes={"data": (2, 3, 8, 8)}, realisation="packed")
+    assert all(sizes_of_gradients(traced))
+    values = random_values(traced)
+    stock = stock_steps(traced, values)
+    for seed in range(2):
+        executor = bound(traced, random_schedule(traced.graph, seed), values)
+        recorded = [call for call in executor._training._calls if isinstance(call, RecordedCall)]
+        assert recorded
+        assert not any(array is None for call in recorded for array in call.computed)
+        assert not differences(stock, planned_steps(executor))
 
 
 CALLS: dict[str, tuple[str, dict[str, str], list[tuple[int, ...]], list[tuple[int, ...]]]] = {

@@ -275,13 +275,16 @@ class BackwardCall:
 
     def _run(self) -> None:
         to_default_layout(self._recorded.overwritten)
-        used = self._recorded.used
+        # A loss reads no gradient of its outputs. Where MXNet is given none it makes an array of
+        # ones, as large as the output, that nobody counts: it is given the output, which nobody
+        # reads either.
+        used = self._recorded.used or self._recorded.outputs[:1]
         if self._recorded.is_alone:
             # MXNet leaves the gradients of a branch that was not taken as they were.
             for array in self.written:
                 array[:] = 0
         with in_usual_layout(self._recorded.by_user_code):
-            backward_of_mxnet(self._recorded.written[: max(1, len(used))], used or None)
+            backward_of_mxnet(self._recorded.written[: len(used)], used)
 
 
 class Updates(Protocol):

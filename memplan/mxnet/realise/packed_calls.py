@@ -35,9 +35,9 @@ from memplan.mxnet.realise.imperative import (
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.layout_copy import LayoutCopy, copy_of
 from memplan.mxnet.realise.loop_copies import with_copies
-from memplan.mxnet.realise.loops import states_to_differentiate
 from memplan.mxnet.realise.packed_arrays import StepArrays
 from memplan.mxnet.realise.packed_rules import gradients_read, needs_state
+from memplan.mxnet.realise.unread import asked_for_unread
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import CUSTOM, is_made_of_symbol, runs_user_code
@@ -180,7 +180,7 @@ class Calls:
         node = self.lowered.node_at(backward)
         places = gradients_read(node)
         assert node.forward is not None
-        needed = states_to_differentiate(node.forward)
+        needed = asked_for_unread(node.forward)
         written = [
             array if (backward, k) in read or k in needed else None
             for k, array in enumerate(self.arrays.outputs(backward))

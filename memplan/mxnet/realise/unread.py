@@ -16,6 +16,19 @@ from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
 from memplan.step.graph import TrainingGraph
 
+# Layers that write these gradients, whatever they are asked for (Backward of MXNet's
+# src/operator/spatial_transformer-inl.h, crop-inl.h, correlation-inl.h and the like). MXNet makes
+# an array for one that nobody wants (PushOperator of src/imperative/imperative_utils.h), which no
+# plan counts. Of all that autograd calls on a CPU, but for frozen weights: an RNN without oneDNN
+# writes zeros for them, and a Convolution_v1 of many pictures part of their gradient.
+_WRITTEN_UNASKED = {
+    "Correlation": (0, 1),
+    "Crop": (0, 1),
+    "SpatialTransformer": (0, 1),
+    "_contrib_DeformableConvolution": (0, 1, 2),  # that of a bias is not
+    "_contrib_MultiBoxDetection": (0, 1, 2),
+}
+
 
 def without_unread(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> TrainingGraph:
     """``graph``, whose ops are ``nodes``, in which what need not be written takes no bytes."""
@@ -37,6 +50,14 @@ def is_left_out(graph: TrainingGraph, tensor: int, info: EntryInfo) -> bool:
     return info.nelements > 0 and not graph.tensors[tensor].nbytes
 
 
+def asked_for_unread(forward: Node) -> frozenset[int]:
+    """The inputs whose gradients autograd is asked for, whoever reads them.
+
+    Those that the backward op needs, and those that it writes anyhow: it does so in packed memory.
+    """
+    return states_to_differentiate(forward).union(_WRITTEN_UNASKED.get(forward.op, ()))
+
+
 def _left_out(node: Node, unread: Collection[int], device_type: str) -> set[int]:
     """Which outputs of a backward op need not be written, of those that nobody reads.
 
@@ -46,7 +67,7 @@ def _left_out(node: Node, unread: Collection[int], device_type: str) -> set[int]
     if forward is None or not unread:
         return set()
     if needs_state(node):
-        return set(unread) - states_to_differentiate(forward)
+        return set(unread) - asked_for_unread(forward)
     if device_type == "cpu" and may_be_partial(node.op) and _heeds_requests(node):
         # oneDNN computes the gradients of weight and bias together, or neither: asked for the bias
         # alone a convolution writes both, and a dense layer none.

@@ -47,6 +47,20 @@ def space_nbytes(node: Node) -> int:
     return 0 if data is None else times * data.nbytes
 
 
+def label_nbytes(node: Node) -> int:
+    """The bytes of the label that ``node`` copies to count what is valid (softmax_output-inl.h).
+
+    Only packed steps count them: an executor's blocks hold a gradient of that label, as large as
+    it, which nobody writes.
+    """
+    call = node.call
+    if node is call or call.op != "SoftmaxOutput" or call.attrs.get("normalization") != "valid":
+        return 0
+    label, out = call.infos.inputs[1], call.infos.outputs[0]
+    # Where the label is of the shape of the output, it is probabilities, all of them valid.
+    return 0 if label is None or out is None or label.shape == out.shape else label.nbytes
+
+
 def is_convolution_of_mxnet(node: Node) -> bool:
     """Is a (de)convolution, or are its gradients, computed without oneDNN?
 

@@ -48,7 +48,7 @@ from memplan.mxnet.realise.estimate.dense_buffers import (
 )
 from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
 from memplan.mxnet.realise.estimate.openmp import threads
-from memplan.mxnet.realise.estimate.operator_space import is_known, space_nbytes
+from memplan.mxnet.realise.estimate.operator_space import is_known, label_nbytes, space_nbytes
 from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
@@ -207,12 +207,13 @@ def packed_nbytes(
 ) -> int:
     """The bytes beside their array for the ops of ``graph``, which ``nodes`` are, called in turn.
 
-    One temporary space, in which operators of oneDNN have their copies, with half the largest of
-    these (but for what goes back to the system), and the copies of an operator without oneDNN
-    (CreateDefaultInputs of MXNet's src/common/exec_utils.h). Where these are more, some of those of
-    a second such operator count, as copies often do not fit where those of an operator before were,
-    beside the space. What a norm takes comes on top, or what a sort does, or, for an op of which
-    nobody knows what it takes, what it reads and writes, and three quarters of it.
+    One temporary space, in which operators of oneDNN have their copies, and a loss that of its
+    label, with half the largest of the former (but for what goes back to the system), and the
+    copies of an operator without oneDNN (CreateDefaultInputs of MXNet's src/common/exec_utils.h).
+    Where these are more, some of those of a second such operator count, as copies often do not fit
+    where those of an operator before were, beside the space. What a norm takes comes on top, or
+    what a sort does, or, for an op of which nobody knows what it takes, what it reads and writes,
+    and three quarters of it.
     Set on 34 networks, those of benchmarks/process_networks.py and of Gluon's and GluonCV's zoos,
     by ``chen_sqrt`` at AVX2, and on those of benchmarks/ at AVX-512. Half the copies of an
     operator were counted on top before MXNet's code was: they still are in small networks, up to
@@ -223,6 +224,7 @@ def packed_nbytes(
     copied_back = copied_back_nbytes(graph, nodes)
     in_space, beside_it = _apart(all_copies)
     space, _ = _spaces(in_space, copied_back)
+    space = max(space, max(map(label_nbytes, nodes), default=0))
     # What an operator copies leaves a hole, or what it computes beside its place, not both.
     largest = max(*_holes(in_space), *_kept(copied_back), 0)
     in_calls = map(operator.add, all_copies.kept_nbytes, beside_it)
