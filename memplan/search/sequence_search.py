@@ -30,7 +30,8 @@ from memplan.search.round_kinds import (
     Round,
     rounds_to_make,
 )
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.search.settling import NEAR, change_to_pack, settle
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule

@@ -30,9 +30,9 @@ from memplan.search.flag_annealing import (
     mirrored_schedule,
 )
 from memplan.search.rematerialize import inner_forward, recomputing_segments
-from memplan.search.rounds import Rules
 from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.search.sequence_search import compile_search, search
+from memplan.search.sequences import Rules
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror

@@ -18,8 +18,9 @@ from memplan.search import rounds, sequence_search, settling
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import _settled, cheapest, search
+from memplan.search.sequences import Rules
 from memplan.search.settling import BRIEF_PLACEMENTS, MOST_PLACEMENTS, settle
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

@@ -16,9 +16,10 @@ from helpers.graphs import UNIT, tensors, training_graphs, unrolled
 from memplan.memory.memory import Live
 from memplan.search.choosing import Choosing
 from memplan.search.eager import better_order, mirrored_order, reordered
-from memplan.search.rounds import Rounds, Rules
+from memplan.search.rounds import Rounds
 from memplan.search.segments import articulation_points
 from memplan.search.sequence_search import search
+from memplan.search.sequences import Rules
 from memplan.search.slices import _Sequences, sliced_schedules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule

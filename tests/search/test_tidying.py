@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from helpers.graphs import UNIT, tensors, training_graphs, unit_chain, unrolled
 from memplan.search import sequence_search, settling, tidying
 from memplan.search.kernels.arrays import Array
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.search.settling import settle
 from memplan.search.tidying import tidied
 from memplan.step.graph import Op, TrainingGraph
@@ -70,7 +71,7 @@ def test_what_many_read_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None
         tidying._InTurn, "_gain", lambda turn, step: looks.append(step) or gain(turn, step)
     )
     search = searching(graph)
-    assert search._legal(tidied(search.model, search.unplanned))
+    assert search.is_legal(tidied(search.model, search.unplanned))
     assert len(looks) < 10 * len(graph.ops)
 
 
@@ -93,7 +94,7 @@ def test_every_run_reads_what_it_has_read(data: st.DataObject) -> None:
     sequence = data.draw(sequences(search))
     before = search.schedule(sequence)
     order = tidied(search.model, sequence)
-    assert search._legal(order)
+    assert search.is_legal(order)
     after = search.schedule(order)
     assert validate(after).valid
     assert reads_of(after) == reads_of(before)
