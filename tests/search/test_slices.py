@@ -194,7 +194,7 @@ def test_a_search_recreates_from_slices_where_what_it_has_is_expensive(
     from_slices = found()
     start = min(made(graph, budget), key=lambda schedule: schedule.overhead)
     assert found(start).overhead <= start.overhead
-    monkeypatch.setattr("memplan.search.sequence_search.FAR_OVERHEAD", 10.0)
+    monkeypatch.setattr("memplan.search.beginnings.FAR_OVERHEAD", 10.0)
     assert found().overhead > from_slices.overhead
 
 
