@@ -32,7 +32,7 @@ from memplan.search.kernels.state import LENGTH, OP, copy_state
 from memplan.search.low_order import low_order
 from memplan.search.online import online_schedules
 from memplan.search.round_kinds import MOST_RECREATED, SHORT_HOT, Round
-from memplan.search.sequences import Rules, Sequences
+from memplan.search.sequences import GraphSequences, Rules
 from memplan.search.slices import sliced_schedules
 from memplan.search.speed import FEWEST_MOVES, Speed
 from memplan.step.graph import TrainingGraph
@@ -63,7 +63,7 @@ OVER_SECONDS = 1.0
 LOOK_MOVES = 4096
 
 
-class Rounds(Sequences):
+class Rounds(GraphSequences):
     """Rounds over one graph. The best sequence so far is :meth:`best`, in ``found``.
 
     ``first`` is what a round begins with that does not begin with the best. How many moves a round

@@ -30,7 +30,7 @@ class Rules(NamedTuple):
     match_ranges: tuple[int, ...]
 
 
-class Sequences:
+class GraphSequences:
     """The sequences of one graph that keep the ``rules``.
 
     A sequence runs groups of ops, each known by its number; the last one is the end.
