@@ -52,7 +52,7 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
-from memplan.strategies.spaces import Space
+from memplan.strategies.spaces.space import Space
 from memplan.util.interrupts import deferring
 from memplan.util.numbers import plain, shown
 from memplan.util.progress import tell

@@ -44,7 +44,8 @@ from memplan.strategies import REALISATIONS, Problem, Strategy
 from memplan.strategies.base import MOST_OVERHEAD, check_overhead
 from memplan.strategies.quick import candidates, fewest_bytes
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Sequences, Space
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Space
 from memplan.util.garbage import no_collections
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.numbers import is_amount, plain, shown

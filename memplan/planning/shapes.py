@@ -24,7 +24,7 @@ from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import Moves
 from memplan.util.nbytes import format_nbytes, is_share, parse_budget
 from memplan.util.numbers import shown
 from memplan.util.stop import Stop

@@ -21,7 +21,8 @@ from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.shares import of_beginnings, of_proof
-from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
+from memplan.strategies.spaces.flags import Flags
+from memplan.strategies.spaces.space import LARGE, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 

@@ -23,7 +23,7 @@ from memplan.strategies.base import (
     check_options,
 )
 from memplan.strategies.least import least
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import Moves
 from memplan.util.stop import Stop
 
 # Without a budget, the part of the time in which the least memory is looked for.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import Moves
 from memplan.util.stop import Stop
 
 # What part of the time goes into schedules to begin with.

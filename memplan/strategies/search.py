@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem, check_options
 from memplan.strategies.least import least
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import Moves
 
 
 @dataclass(frozen=True)

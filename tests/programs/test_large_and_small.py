@@ -20,7 +20,7 @@ from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 from memplan.util.stop import Stop
 from oracles.flags import BruteForceFlags
 

@@ -27,7 +27,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import Moves
 from memplan.util.remember import forget
 from memplan.util.stop import Stop
 

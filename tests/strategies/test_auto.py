@@ -28,10 +28,12 @@ from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, auto, create, names, quick, spaces
+from memplan.strategies import Status, auto, create, names, quick
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves, Sequences
+from memplan.strategies.spaces import sequences, space
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Moves
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
@@ -127,10 +129,10 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.strategies.spaces.search", interrupted)
+    monkeypatch.setattr("memplan.strategies.spaces.sequences.search", interrupted)
     graph = unit_chain(16)
     for interrupted_part in ("search", "refine"):
-        monkeypatch.setattr(f"memplan.strategies.spaces.{interrupted_part}", interrupted)
+        monkeypatch.setattr(f"memplan.strategies.spaces.sequences.{interrupted_part}", interrupted)
         outcome = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
         assert outcome.schedule is not None
         assert simulate(outcome.schedule).peak_nbytes <= 8 * UNIT
@@ -144,7 +146,7 @@ def test_a_large_graph_has_a_plan_in_little_memory(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = unit_chain(100, nelements=ALIGNMENT)
-    for room in (auto, spaces, quick):
+    for room in (auto, sequences, space, quick):
         monkeypatch.setattr(room, "LARGE", len(graph.ops) - 1)
     budget = 16 * ALIGNMENT * UNIT
     problem = Problem(graph, budget, memory, time_limit=NEVER_SECONDS)
@@ -217,7 +219,7 @@ def test_what_is_proved_already_ends_a_search() -> None:
     assert schedule is not None
     known = dataclasses.replace(problem, start=schedule, bound_seconds=schedule.seconds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spaces.Sequences, "prove", None)  # and is not called
+        patch.setattr(Sequences, "prove", None)  # and is not called
         again = Auto(effort=0.1).solve(known)
     assert again.status is Status.OPTIMAL
     assert again.schedule == schedule
@@ -275,12 +277,12 @@ def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
         stop.spend(10 * stop.work_left)
         return Schedule.unplanned(graph) if aim == problem.budget_nbytes else small
 
-    monkeypatch.setattr(spaces, "_search", searched)
+    monkeypatch.setattr(sequences, "_search", searched)
     for large, schedules in ((8, []), (0, [small])):
-        monkeypatch.setattr(spaces, "LARGE", large * len(graph.ops))
+        monkeypatch.setattr(space, "LARGE", large * len(graph.ops))
         stop = Stop.after(NEVER_SECONDS, work=1000.0)
         assert Sequences()._greedy(problem, stop, Moves()) == schedules
-    assert given[1:] == [spaces.GREEDY_WORK * 1000.0] * 2
+    assert given[1:] == [sequences.GREEDY_WORK * 1000.0] * 2
 
 
 def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(

@@ -24,7 +24,8 @@ from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Flags, Moves
+from memplan.strategies.spaces.flags import Flags
+from memplan.strategies.spaces.space import Moves
 from memplan.util.stop import Stop
 
 PLENTY = 1e5

@@ -20,7 +20,7 @@ from memplan.strategies import proof_beside
 from memplan.strategies.base import Problem
 from memplan.strategies.proof_apart import ProofApart
 from memplan.strategies.proof_beside import ProofBeside
-from memplan.strategies.spaces import Sequences
+from memplan.strategies.spaces.sequences import Sequences
 from memplan.util.stop import Stop
 
 OPTIONS = Proving(enough_seconds=1e9, effort=0.05)

@@ -41,7 +41,7 @@ from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 
 # So long that no busy machine makes another op look as slow.
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.2, 0.4

@@ -1,20 +1,13 @@
-"""The schedules that a strategy may choose from: those of mirroring, or any sequence of ops.
-
-What strategies ask of a space: what keeping certain ops makes of a step, schedules to begin with,
-what is proved about all of them, and a search that improves one.
-"""
+"""All schedules: any sequence of ops in which every step reads the latest run of what it reads."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
-from memplan.errors import ScheduleError
-from memplan.programs.flag_refinement import refine_flags
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.refinement import Proving, Refined, refine
 from memplan.programs.stage_refinement import StageRefinement
@@ -23,43 +16,29 @@ from memplan.search.choosing import Choosing
 from memplan.search.eager import Reordered
 from memplan.search.eviction import lowest
 from memplan.search.flag_annealing import (
-    anneal,
-    best_flags,
-    compile_annealing,
-    keep_more,
     mirrored_schedule,
 )
 from memplan.search.rematerialize import inner_forward, recomputing_segments
-from memplan.search.segments import coarse_cuts, flags_keeping
+from memplan.search.segments import coarse_cuts
 from memplan.search.sequence_search import compile_search, search
 from memplan.search.sequences import Rules
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
-from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
-from memplan.util.interrupts import noticing
+from memplan.strategies.spaces.space import BLOCKS_EFFORT, LARGE, Moves, Space, ending, is_slow
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
     from memplan.strategies.base import Problem
 
-# Of graphs with more ops than this fewer moments are looked at, one by one and together, as each
-# takes seconds, and drops are chosen for fewer budgets. Set on a recurrent network and a GAN,
-# unrolled to 4,800 ops, and on memonger's ResNet of 10,300.
-LARGE = 3000
-ALONE_OF_LARGE, SIZE_OF_LARGE = 3, 10_000
-
 # Part of the work for schedules to begin with that each greedy schedule of a large graph in blocks
 # gets. Set on residual networks of 5,141 and 10,281 ops.
 GREEDY_WORK = 0.1
-# Of a large graph so many cuts are tried: with compiled costs, and without. Set on memonger's LSTM.
-COMPILED_CUTS, CUTS = 48, 6
+# Of a large graph so many cuts are tried, whose costs are not compiled. Set on memonger's LSTM.
+CUTS = 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
 MIRRORED_RANGES = (2, 16)
-
-# A round of annealing over flags makes this many moves: some seconds on a network of 500 ops.
-MOVES_PER_ROUND = 5000
 
 # What part of the time that is left a choice of drops gets, where live bytes are not what counts.
 EVICTING_SHARE = 0.7
@@ -67,155 +46,11 @@ EVICTING_SHARE = 0.7
 # graphs, whose first program takes seconds.
 REFINING_SHARE, REFINING_SHARE_OF_LARGE = 0.65, 0.8
 
-# What part of the usual effort a program gets whose live bytes are not what counts: for less than
-# the budget, where it proves nothing, or for blocks, which its schedules seldom fit.
+# Of large graphs fewer moments are looked at, one by one and together, as each takes seconds.
+ALONE_OF_LARGE, SIZE_OF_LARGE = 3, 10_000
+
+# What part of the usual effort a program gets for less than the budget, where it proves nothing.
 REPEATED_EFFORT = 0.1
-BLOCKS_EFFORT = 0.25
-
-
-@dataclass(frozen=True)
-class Moves:
-    """How a search goes about it.
-
-    It ends after ``rounds`` (None: when its work is done). Ops may change their order if
-    ``reorder``; backward ops run once unless ``recompute_backward``; mirroring can do neither. One
-    that takes ``enough_seconds`` ends it.
-    """
-
-    seed: int = 0
-    rounds: int | None = None
-    reorder: bool = True
-    recompute_backward: bool = False
-    enough_seconds: float = 0.0
-
-    @property
-    def of_flags(self) -> int | None:
-        """How many moves annealing over flags makes (None: as many as its work is)."""
-        return None if self.rounds is None else MOVES_PER_ROUND * self.rounds
-
-
-class Space(Protocol):
-    """Which schedules MXNet can be made to execute."""
-
-    repeats_backward: ClassVar[bool] = True
-    """May backward ops run more than once in it?"""
-
-    def takes_at_most(self, graph: TrainingGraph) -> float:
-        """Seconds that no schedule of it exceeds."""
-        del graph
-        return math.inf
-
-    def prepare(self) -> None:
-        """Compile what a search needs, which is not to be in anybody's time."""
-
-    def has(self, schedule: Schedule) -> bool:
-        """Is ``schedule`` one of them?"""
-        del schedule
-        return True
-
-    def points(self, graph: TrainingGraph) -> tuple[int, ...]:
-        """The forward ops of the linearised network between which segments may be cut."""
-
-    def keeping(self, graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
-        """The schedule that keeps forward ops, ``checkpoints``, and recomputes the others once."""
-
-    def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
-        """Schedules of a large graph that keep some of ``points``: the best, or a few."""
-
-    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
-        """Schedules that a search may begin with."""
-
-    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
-        """Add to ``facts`` what is quickly proved, and the schedules that come of it."""
-
-    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
-        """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
-
-    def improve(
-        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
-    ) -> Schedule | None:
-        """The best schedule of a search that begins with ``start``, if any keeps the budget."""
-
-
-@dataclass(frozen=True)
-class Flags(Space):
-    """What MXNet's mirroring can execute: a schedule for every set of flagged forward ops."""
-
-    repeats_backward: ClassVar[bool] = False
-
-    def takes_at_most(self, graph: TrainingGraph) -> float:
-        return graph.seconds + graph.forward_seconds
-
-    def prepare(self) -> None:
-        compile_annealing()
-
-    def has(self, schedule: Schedule) -> bool:
-        try:
-            flags_of(schedule)
-        except ScheduleError:
-            return False
-        return True
-
-    def points(self, graph: TrainingGraph) -> tuple[int, ...]:
-        return tuple(range(graph.nforward))
-
-    def keeping(self, graph: TrainingGraph, checkpoints: Collection[int]) -> Schedule:
-        return mirror(graph, flags_keeping(graph, checkpoints))
-
-    def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
-        del stop  # some seconds in any case: without, there is nothing to begin with
-        cuts = coarse_cuts(problem.graph, points, at_most=COMPILED_CUTS)
-        limit, most = problem.budget_nbytes, problem.most_seconds
-        flags = best_flags(problem.graph, cuts, limit, most_seconds=most)
-        yield mirror(problem.graph, flags)
-
-    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
-        if problem.budget_nbytes is not None:
-            return []
-        schedule = self.improve(problem, None, stop, moves)
-        return [] if schedule is None else [schedule]
-
-    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
-        effort = BLOCKS_EFFORT * options.effort
-        self.program(problem, stop, dataclasses.replace(options, effort=effort), facts)
-
-    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
-        assert problem.budget_nbytes is not None
-        if not flaggable(problem.graph):  # and the unplanned step does not fit
-            facts.append(Refined(None, math.inf))
-            return
-        start = problem.cheapest([fact.schedule for fact in facts])
-        refined = refine_flags(problem.graph, problem.budget_nbytes, stop, options, start=start)
-        facts.extend(refined)
-
-    def improve(
-        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
-    ) -> Schedule | None:
-        graph = problem.graph
-        flags = frozenset[int]() if start is None else flags_of(start)
-        plans = [start]
-        if len(graph.ops) > LARGE:
-            if start is None or problem.budget_nbytes is None:
-                return start  # from no flags at all no search arrives anywhere
-            flags = keep_more(graph, flags, problem.budget_nbytes) or flags
-            plans.append(mirror(graph, flags))
-        ranges = problem.memory.match_ranges or (graph.match_range,)
-        for index, match_range in enumerate(ranges):
-            ranged_graph = graph
-            if match_range != graph.match_range:
-                ranged_graph = dataclasses.replace(graph, match_range=match_range)
-            with _ending(stop):
-                schedule = anneal(
-                    ranged_graph,
-                    flags,
-                    problem.budget_nbytes,
-                    stop=stop.share_of_work(1.0 / (len(ranges) - index)),
-                    moves=moves.of_flags,
-                    seed=moves.seed,
-                )
-            if schedule is not None:
-                plans.append(mirror(graph, frozenset(schedule.recomputed)))
-        return problem.cheapest(plans)
 
 
 @dataclass(frozen=True)
@@ -263,7 +98,7 @@ class Sequences(Space):
         """
         result = []
         for index, match_range in enumerate(MIRRORED_RANGES):
-            with _ending(stop):
+            with ending(stop):
                 schedule = mirrored_schedule(
                     problem.graph,
                     problem.budget_nbytes,
@@ -354,24 +189,10 @@ class Sequences(Space):
         return problem.cheapest([schedule, start])
 
 
-def is_slow(problem: Problem) -> bool:
-    """Is a move of a search slow? In blocks it replays the allocator, whose steps are many then."""
-    return bool(problem.memory.match_ranges) and len(problem.graph.ops) > LARGE
-
-
 def _in_turns(graph: TrainingGraph, moves: Moves) -> Reordered:
     """The graph whose losses take turns, where that holds less and ops may change their order."""
     backward = moves.recompute_backward
     return loss_by_loss(graph, reorder=moves.reorder, recompute_backward=backward)
-
-
-@contextmanager
-def _ending(stop: Stop) -> Iterator[None]:
-    """An interrupt ends a search with its best so far; what it is a part of must end as well."""
-    with noticing() as interrupt:
-        yield
-    if interrupt.has_come:
-        stop.end()
 
 
 def _search(
@@ -386,7 +207,7 @@ def _search(
     """The best schedule in ``aim`` bytes: of blocks, or alive, whichever the search can count."""
     ranges = problem.memory.match_ranges if blocks else ()
     is_counted = problem.memory.is_exact or (problem.memory.match_ranges and not blocks)
-    with _ending(stop):
+    with ending(stop):
         return search(
             problem.graph,
             aim,
