@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
@@ -26,8 +26,8 @@ from memplan.strategies.spaces.space import LARGE, Moves, is_slow
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
-# Looks of HiGHS at whether to end that a proof takes (:class:`Proving`): 3 to 13 seconds of a core.
-# Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
+# Looks of HiGHS at whether to end that a proof takes (:class:`ProofOptions`): 3 to 13 seconds of a
+# core. Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
 
 # The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
@@ -155,7 +155,7 @@ class _Search:
         self.best = problem.cheapest(starts)
         self.anew: Schedule | None = None
         self.is_begun = bool(starts)
-        self.known = [Refined(start, 0.0) for start in starts]
+        self.known = [Fact(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
         # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
         # where a proof gives plans, too. In live bytes nothing has to be packed, and on graphs that
@@ -259,7 +259,7 @@ class _Search:
         if not self.is_begun:
             self.is_begun = True
             quick = self.options.quick(self.problem, self.stop)
-            self.known.append(Refined(quick, 0.0))
+            self.known.append(Fact(quick, 0.0))
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
@@ -269,8 +269,8 @@ class _Search:
         self._take()
 
     @property
-    def _proving(self) -> Proving:
-        return Proving(
+    def _proving(self) -> ProofOptions:
+        return ProofOptions(
             self.options.solver,
             self.options.recompute_backward,
             effort=self.problem.effort * self.options.effort,

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
@@ -85,9 +85,9 @@ class Checkmate:
         return self._cheapest(problem, starts, stop)
 
     def _cheapest(self, problem: Problem, starts: list[Schedule], stop: Stop) -> Outcome:
-        facts = [Refined(start, problem.graph.seconds) for start in starts]
+        facts = [Fact(start, problem.graph.seconds) for start in starts]
         share = 1.0 if problem.counts_live else self.program_share
-        options = Proving(
+        options = ProofOptions(
             self.solver,
             self.recompute_backward,
             self.thresholds,
@@ -104,7 +104,7 @@ class Checkmate:
             moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
             schedule = problem.space.improve(problem, start, stop, moves)
             if schedule is not None:
-                facts.append(Refined(schedule, 0.0))
+                facts.append(Fact(schedule, 0.0))
         except KeyboardInterrupt:
             if problem.cheapest(fact.schedule for fact in facts) is None:
                 raise
@@ -112,7 +112,7 @@ class Checkmate:
         return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
 
 
-def _outcome(problem: Problem, facts: list[Refined]) -> Outcome:
+def _outcome(problem: Problem, facts: list[Fact]) -> Outcome:
     """What the program's bounds and schedules amount to."""
     best = problem.cheapest(fact.schedule for fact in facts)
     # A schedule in another order may be there although none in base order is within the budget.

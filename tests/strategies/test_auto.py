@@ -21,7 +21,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate, best_allocation
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.memory.packing import ALIGNMENT
-from memplan.programs.refinement import Refined
+from memplan.programs.proof import Fact
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
@@ -131,7 +131,7 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("memplan.strategies.spaces.sequences.search", interrupted)
     graph = unit_chain(16)
-    for interrupted_part in ("search", "refine"):
+    for interrupted_part in ("search", "refine_moments"):
         monkeypatch.setattr(f"memplan.strategies.spaces.sequences.{interrupted_part}", interrupted)
         outcome = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
         assert outcome.schedule is not None
@@ -236,7 +236,7 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
     def prove(*arguments: Any) -> None:
         only_bounds.append(arguments[3].enough_seconds is not None)
         assert bool(arguments[3].candidates) is only_bounds[-1]
-        arguments[4].append(Refined(None, 25.0 + len(only_bounds)))
+        arguments[4].append(Fact(None, 25.0 + len(only_bounds)))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     monkeypatch.setattr(Sequences, "improve", lambda *arguments: arguments[2])
@@ -250,9 +250,7 @@ def test_what_is_proved_in_the_end_may_be_that_there_is_no_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prove(*arguments: Any) -> None:
-        arguments[4].append(
-            Refined(None, 25.0 if arguments[3].enough_seconds is None else math.inf)
-        )
+        arguments[4].append(Fact(None, 25.0 if arguments[3].enough_seconds is None else math.inf))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     problem = Problem(unit_chain(12), 2 * UNIT, time_limit=NEVER_SECONDS)
@@ -371,7 +369,7 @@ def test_after_a_proof_known_schedules_are_looked_at_roughly_where_time_is_short
     problem = Problem(graph, 40 * UNIT, memory=Slow())
     stop = Stop.after(250.0, work=1e9)
     search = auto._Search(Auto(), problem, stop, Moves(), [])
-    search.known += [Refined(schedule, 0.0) for schedule in schedules]
+    search.known += [Fact(schedule, 0.0) for schedule in schedules]
     search._take()
     assert asked == [False, False, True, True]
     assert stop.cut_by_clock

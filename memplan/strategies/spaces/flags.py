@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from memplan.errors import ScheduleError
-from memplan.programs.flag_refinement import refine_flags
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.mirror_refinement import refine_flags
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.search.flag_annealing import (
     anneal,
     best_flags,
@@ -69,18 +69,20 @@ class Flags(Space):
         schedule = self.improve(problem, None, stop, moves)
         return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
         effort = BLOCKS_EFFORT * options.effort
         self.program(problem, stop, dataclasses.replace(options, effort=effort), facts)
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def program(
+        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
+    ) -> None:
         assert problem.budget_nbytes is not None
         if not flaggable(problem.graph):  # and the unplanned step does not fit
-            facts.append(Refined(None, math.inf))
+            facts.append(Fact(None, math.inf))
             return
         start = problem.cheapest([fact.schedule for fact in facts])
-        refined = refine_flags(problem.graph, problem.budget_nbytes, stop, options, start=start)
-        facts.extend(refined)
+        budget_nbytes = problem.budget_nbytes
+        facts.extend(refine_flags(problem.graph, budget_nbytes, stop, options, start=start))
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memplan.programs.moment_refinement import refine_moments
 from memplan.programs.order_tree import raise_bound
-from memplan.programs.refinement import Proving, Refined, refine
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.by_loss import loss_by_loss
 from memplan.search.choosing import Choosing
@@ -145,7 +146,7 @@ class Sequences(Space):
         schedule = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
         return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
         is_large, in_blocks = len(graph.ops) > LARGE, bool(problem.memory.match_ranges)
@@ -154,7 +155,7 @@ class Sequences(Space):
         if is_large:
             options = dataclasses.replace(options, nmoments=ALONE_OF_LARGE, size=SIZE_OF_LARGE)
         if is_large and in_blocks:
-            facts.append(next(refine(graph, budget_nbytes, stop, options)))
+            facts.append(next(refine_moments(graph, budget_nbytes, stop, options)))
             return
         if options.enough_seconds is not None:
             facts.extend(raise_bound(graph, budget_nbytes, stop, options))
@@ -164,10 +165,12 @@ class Sequences(Space):
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             cheapest: Schedule | None = None
-            for fact in refine(graph, aim, until, options if aim == budget_nbytes else repeats):
+            for fact in refine_moments(
+                graph, aim, until, options if aim == budget_nbytes else repeats
+            ):
                 # What is proved for less than the budget proves nothing for the budget.
                 bound = fact.bound_seconds if aim == budget_nbytes else 0.0
-                facts.append(Refined(fact.schedule, bound))
+                facts.append(Fact(fact.schedule, bound))
                 if fact.schedule is not None:
                     if cheapest is None or fact.schedule.seconds < cheapest.seconds:
                         cheapest = fact.schedule
@@ -178,7 +181,9 @@ class Sequences(Space):
         share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
         problem.aim_lower(solve, stop, share=share)
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def program(
+        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
+    ) -> None:
         assert problem.budget_nbytes is not None
         StageRefinement(problem.graph, problem.budget_nbytes, stop, options, facts).run()
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.interrupts import noticing
@@ -85,10 +85,12 @@ class Space(Protocol):
     def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
         """Schedules that a search may begin with."""
 
-    def prove(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
         """Add to ``facts`` what is quickly proved, and the schedules that come of it."""
 
-    def program(self, problem: Problem, stop: Stop, options: Proving, facts: list[Refined]) -> None:
+    def program(
+        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
+    ) -> None:
         """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
 
     def improve(
