@@ -20,9 +20,9 @@ from memplan.strategies.base import (
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
+from memplan.strategies.searches import Searches, is_large, times_the_work
 from memplan.strategies.shares import of_beginnings, of_proof
-from memplan.strategies.spaces.flags import Flags
-from memplan.strategies.spaces.space import LARGE, Moves, is_slow
+from memplan.strategies.spaces.space import Moves
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -30,34 +30,9 @@ from memplan.util.stop import Stop
 # core. Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
 
-# The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
-# where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.
-TIMES_THE_WORK, TIMES_THE_WORK_WITHOUT_BLOCKS = 2.0, 4.0
-# Of more than MOST_ANEW ops one search has twice that, where others have several. Set on SENet-154
-# and HRNet near the least.
-TIMES_THE_WORK_OF_LONG = 8.0
-# In blocks large graphs get more, and everywhere graphs of few ops, whose searches take seconds.
-# Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
-TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
-
-# In blocks a search from nothing gets the last part of the time.
-ANEW_SHARE = 0.4
-# Graphs of at most so many ops are searched from nothing, too: in live bytes first, set on random
-# graphs of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point
-# more time with it; and at last, with this part of the work that is left. Set on six networks at 30
-# and 40% of their steps, on HRNet of 2,283 ops, whose plan takes more time with it, and on rl3_n500
-# of the published graphs.
-MOST_ANEW, AGAIN_SHARE = 1000, 0.5
-
-# Graphs of at most so many ops are searched from nothing so many times, each with this part of
-# what is left: a search may end far from the best there, however long it is. And those of at most
-# FEW are searched as the strategy `search` does it. Set on random networks of 10 to 95 ops.
-FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
-# Flags of at most so many ops are annealed as the strategy `search` does it, too, which takes a
-# third of the time on the zoo's ResNet-50; and those of at most FEW ops from nothing once more. Set
-# on mirrored layers of attention, residual, plain and random networks of 23 to 362 ops.
-MOST_FLAGS = 400
-
+# The parts of the work that is left for a first search from nothing, for one at last, and for each
+# of so many short ones. Set on the networks that `strategies/searches.py` names.
+ANEW_SHARE, AGAIN_SHARE, OFTEN_SHARE, TIMES = 0.4, 0.5, 0.2, 8
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
 # of benchmarks/gaps.py, at 30% of the step, and on ssd and a U-Net at 40%.
@@ -107,7 +82,7 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit, effort=_times(problem) * self._search_effort)
+        stop = problem.stop(self.time_limit, effort=times_the_work(problem) * self._search_effort)
         moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
@@ -128,17 +103,6 @@ class Auto:
         return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
 
-def _times(problem: Problem) -> float:
-    """What is done, over the usual work."""
-    is_mirrored, in_blocks = isinstance(problem.space, Flags), bool(problem.memory.match_ranges)
-    if not is_mirrored and len(problem.graph.ops) <= FEW:
-        return TIMES_THE_WORK_OF_FEW
-    if not (is_mirrored or in_blocks):
-        is_long = MOST_ANEW < len(problem.graph.ops) <= LARGE
-        return TIMES_THE_WORK_OF_LONG if is_long else TIMES_THE_WORK_WITHOUT_BLOCKS
-    return TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
-
-
 class _Search:
     """What is known so far: schedules, and what is proved."""
 
@@ -157,25 +121,12 @@ class _Search:
         self.is_begun = bool(starts)
         self.known = [Fact(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
-        # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
-        # where a proof gives plans, too. In live bytes nothing has to be packed, and on graphs that
-        # are not too long there is time for all that the strategy `search` does.
-        nops = len(problem.graph.ops)
-        is_of_flags = isinstance(problem.space, Flags)
-        is_annealed = not (self._is_large or is_of_flags)
-        is_short = problem.counts_live and nops <= MOST_ANEW
-        self.searches_anew = is_annealed and (self._in_blocks or is_short)
-        self.searches_again = is_annealed and nops <= MOST_ANEW and not self._in_blocks
-        self.searches_often = is_annealed and nops <= (FEW_IN_BLOCKS if self._in_blocks else FEW)
-        self.is_small = is_annealed and nops <= FEW
-        self.anneals_as_alone = is_of_flags and nops <= MOST_FLAGS
-        self.anneals_anew = is_of_flags and nops <= FEW
-        self.is_recreated = is_annealed and not self._in_blocks
+        self.searches = Searches.of(problem)
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
         try:
-            if not self.is_recreated:
+            if not self.searches.are_recreated:
                 self._begin_quickly()
             if not self._is_enough():
                 self._prove()
@@ -198,19 +149,19 @@ class _Search:
         with ProofBeside(self.problem, self.stop, options) as proof:
             if self._is_far:
                 proof.begin()
-            if self.searches_anew and not self._is_enough() and not self.stop.is_over():
+            if self.searches.anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
-            if self.is_small and not self._in_blocks:
+            if self.searches.as_alone and not self._in_blocks:
                 self._search_as_alone()
-            if self.searches_often:
+            if self.searches.often:
                 self._search_often()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
-            if self.searches_again and not self._is_enough() and not self.stop.is_over():
+            if self.searches.again and not self._is_enough() and not self.stop.is_over():
                 self._search_again()
-            if self.is_small and self._in_blocks:
+            if self.searches.as_alone and self._in_blocks:
                 self._search_as_alone()
-            if self.anneals_as_alone:
+            if self.searches.flags_as_alone:
                 self._search_flags_as_alone()
             if self.best is None:
                 self._begin_quickly()
@@ -231,11 +182,6 @@ class _Search:
         return self.problem.is_closed(self.best, self.bound)
 
     @property
-    def _is_large(self) -> bool:
-        """Is there work for one search only, which then begins with the best that is known?"""
-        return len(self.problem.graph.ops) > LARGE
-
-    @property
     def _gap_seconds(self) -> float:
         return self.options.gap * self.problem.graph.seconds
 
@@ -247,7 +193,8 @@ class _Search:
     def _is_far(self) -> bool:
         """Is the best far from the bound, of a graph of which more can be proved in time?"""
         far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
-        is_worthwhile = self.is_recreated and self.problem.effort * self.options.effort >= 1.0
+        effort = self.problem.effort * self.options.effort
+        is_worthwhile = self.searches.are_recreated and effort >= 1.0
         return is_worthwhile and not self.problem.is_closed(self.best, far)
 
     @property
@@ -349,9 +296,9 @@ class _Search:
     def _starts_of_flags(self, work: float) -> Iterator[Schedule | None]:
         """The known one, of few ops nothing, and there, or where none fits, the fewest bytes."""
         yield self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
-        if self.anneals_anew:
+        if self.searches.flags_anew:
             yield None
-        if (self.anneals_anew and not self._is_enough()) or self.best is None:
+        if (self.searches.flags_anew and not self._is_enough()) or self.best is None:
             fewest = dataclasses.replace(self.problem, budget_nbytes=None)
             until = self.stop.with_work(work)
             yield self.problem.space.improve(fewest, None, until, self.moves)
@@ -361,11 +308,11 @@ class _Search:
         moves, start = self._search_moves(), self.best
         more_seconds = 0.0 if start is None else start.seconds - graph.seconds
         is_costly = more_seconds > graph.forward_seconds and start is not self.anew
-        if is_costly and not (self._is_large or self.is_recreated):
+        if is_costly and not (is_large(self.problem) or self.searches.are_recreated):
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
             moves = dataclasses.replace(moves, seed=moves.seed + 1)
-        self._improve(start, self._until_again() if self.searches_again else self.stop, moves)
+        self._improve(start, self._until_again() if self.searches.again else self.stop, moves)
 
     def _until_again(self) -> Stop:
         """When the search that another one follows ends: its part of the work is done.

@@ -19,11 +19,12 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
-from memplan.strategies.auto import FEW, Auto
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
+from memplan.strategies.searches import FEW
 from memplan.strategies.spaces.flags import Flags
 from memplan.strategies.spaces.space import Moves
 from memplan.util.stop import Stop
