@@ -30,9 +30,10 @@ from memplan.util.stop import Stop
 # core. Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
 
-# The parts of the work that is left for a first search from nothing, for one at last, and for each
-# of so many short ones. Set on the networks that `strategies/searches.py` names.
+# The part of the time for a first search from nothing, and those of the work that is left for one
+# at last, and for each of so many short ones. Set on those of `strategies/searches.py`.
 ANEW_SHARE, AGAIN_SHARE, OFTEN_SHARE, TIMES = 0.4, 0.5, 0.2, 8
+
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
 # of benchmarks/gaps.py, at 30% of the step, and on ssd and a U-Net at 40%.
