@@ -14,10 +14,11 @@ from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
 from memplan.planning.counted_before import CountedBefore
-from memplan.planning.job import Job, realise
+from memplan.planning.job import Job
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Context, Symbol
+from memplan.planning.realised import realise
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs, table_of
 from memplan.step.schedule import Schedule
