@@ -22,7 +22,7 @@ from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.searches import Searches, is_large, times_the_work
 from memplan.strategies.shares import of_beginnings, of_proof
-from memplan.strategies.spaces.space import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -84,19 +84,19 @@ class Auto:
             return unplanned
         problem.space.prepare()
         stop = problem.stop(self.time_limit, effort=times_the_work(problem) * self._search_effort)
-        moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
+        options = SearchOptions(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             starts = starts or [self.quick(problem, stop)]
-            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), moves)
+            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
             if not stop.is_over():
                 held = problem.within(problem.memory.nbytes(best))
-                cheaper = held.space.improve(held, best, stop, moves)
+                cheaper = held.space.improve(held, best, stop, options)
                 # Where the best is packed again in a hurry it may seem not to fit its own bytes.
                 if cheaper is not None and cheaper.seconds < best.seconds:
                     best = held.cheapest([best, cheaper]) or best
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
-        return _Search(self, problem, stop, moves, starts).run()
+        return _Search(self, problem, stop, options, starts).run()
 
     def quick(self, problem: Problem, stop: Stop) -> Schedule:
         """The best schedule of quick strategies."""
@@ -109,13 +109,13 @@ class _Search:
 
     def __init__(
         self,
-        options: Auto,
+        auto: Auto,
         problem: Problem,
         stop: Stop,
-        moves: Moves,
+        options: SearchOptions,
         starts: list[Schedule],
     ) -> None:
-        self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
+        self.auto, self.problem, self.stop, self.options = auto, problem, stop, options
         self.starts = starts
         self.best = problem.cheapest(starts)
         self.anew: Schedule | None = None
@@ -146,8 +146,8 @@ class _Search:
 
     def _search_and_prove(self) -> None:
         """The searches, and a higher bound, for where they do not get near the known one."""
-        options = self._proving.of_bound_alone(self.best)
-        with ProofBeside(self.problem, self.stop, options) as proof:
+        proving = self._proving.of_bound_alone(self.best)
+        with ProofBeside(self.problem, self.stop, proving) as proof:
             if self._is_far:
                 proof.begin()
             if self.searches.anew and not self._is_enough() and not self.stop.is_over():
@@ -184,7 +184,7 @@ class _Search:
 
     @property
     def _gap_seconds(self) -> float:
-        return self.options.gap * self.problem.graph.seconds
+        return self.auto.gap * self.problem.graph.seconds
 
     def _is_enough(self) -> bool:
         """Can no schedule be cheaper than the best one by more than the gap?"""
@@ -194,7 +194,7 @@ class _Search:
     def _is_far(self) -> bool:
         """Is the best far from the bound, of a graph of which more can be proved in time?"""
         far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
-        effort = self.problem.effort * self.options.effort
+        effort = self.problem.effort * self.auto.effort
         is_worthwhile = self.searches.are_recreated and effort >= 1.0
         return is_worthwhile and not self.problem.is_closed(self.best, far)
 
@@ -206,12 +206,12 @@ class _Search:
         """The schedule of quick strategies, where none was known before."""
         if not self.is_begun:
             self.is_begun = True
-            quick = self.options.quick(self.problem, self.stop)
+            quick = self.auto.quick(self.problem, self.stop)
             self.known.append(Fact(quick, 0.0))
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
-        ends_soon = self._proving.effort <= 1.0 and self.options.solver == DEFAULT_SOLVER
+        ends_soon = self._proving.effort <= 1.0 and self.auto.solver == DEFAULT_SOLVER
         until = of_proof(self.problem, self.stop, ends_soon=ends_soon)
         self.problem.space.prove(self.problem, until, self._proving, self.known)
         self._take()
@@ -219,9 +219,9 @@ class _Search:
     @property
     def _proving(self) -> ProofOptions:
         return ProofOptions(
-            self.options.solver,
-            self.options.recompute_backward,
-            effort=self.problem.effort * self.options.effort,
+            self.auto.solver,
+            self.auto.recompute_backward,
+            effort=self.problem.effort * self.auto.effort,
             gap_seconds=self._gap_seconds,
             looks=LOOKS,
         )
@@ -240,18 +240,18 @@ class _Search:
 
     def _begin(self) -> None:
         until = of_beginnings(self.problem, self.stop)
-        found = self.problem.space.beginnings(self.problem, until, self.moves)
+        found = self.problem.space.beginnings(self.problem, until, self.options)
         self.best = self.problem.cheapest([self.best, *found], stop=self.stop)
 
-    def _search_moves(self) -> Moves:
+    def _search_options(self) -> SearchOptions:
         enough = self.problem.enough(self.bound + self._gap_seconds)
-        return dataclasses.replace(self.moves, enough_seconds=enough)
+        return dataclasses.replace(self.options, enough_seconds=enough)
 
     def _search_anew(self) -> None:
         """What the strategy `search` does: from a start another order of ops is seldom reached."""
-        usual = self.problem.stop(None, effort=self.options._search_effort).work_left
+        usual = self.problem.stop(None, effort=self.auto._search_effort).work_left
         until = Stop(self.stop.share_of_work(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
-        self.anew = self._improve(None, until, self._search_moves())
+        self.anew = self._improve(None, until, self._search_options())
 
     def _search_as_alone(self) -> None:
         """What the strategy `search` does, with other orders of ops and without.
@@ -259,40 +259,40 @@ class _Search:
         So what it finds with the same work is never better. It has this work beside that of the
         other searches: where they got less, plans in blocks had more overhead on average.
         """
-        work = self.problem.stop(None, effort=self.options._search_effort).work_left
-        orders = {self.moves.reorder, False}
+        work = self.problem.stop(None, effort=self.auto._search_effort).work_left
+        orders = {self.options.reorder, False}
         if self.anew is not None:
-            orders.discard(self.moves.reorder)
+            orders.discard(self.options.reorder)
         for reorder in sorted(orders, reverse=True):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
-            moves = dataclasses.replace(self._search_moves(), reorder=reorder)
-            self._improve(None, until, moves)
+            options = dataclasses.replace(self._search_options(), reorder=reorder)
+            self._improve(None, until, options)
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""
         for number in range(1, TIMES + 1):
             if self._is_enough() or self.stop.is_over():
                 return
-            reorder = self.moves.reorder and number % 2 == 0
-            moves = dataclasses.replace(
-                self._search_moves(), seed=self.moves.seed + number, reorder=reorder
+            reorder = self.options.reorder and number % 2 == 0
+            options = dataclasses.replace(
+                self._search_options(), seed=self.options.seed + number, reorder=reorder
             )
-            self._improve(None, self.stop.share_of_work(OFTEN_SHARE), moves)
+            self._improve(None, self.stop.share_of_work(OFTEN_SHARE), options)
 
     def _search_flags_as_alone(self) -> None:
         """What the strategy `search` does over flags, and of few ops from other starts, too.
 
         From the flags of the proof annealing may stay near them, or find none that fit.
         """
-        work = self.problem.stop(None, effort=self.options._search_effort).work_left
+        work = self.problem.stop(None, effort=self.auto._search_effort).work_left
         for number, start in enumerate(self._starts_of_flags(work)):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
-            moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + number)
-            self._improve(start, until, moves)
+            options = dataclasses.replace(self._search_options(), seed=self.options.seed + number)
+            self._improve(start, until, options)
 
     def _starts_of_flags(self, work: float) -> Iterator[Schedule | None]:
         """The known one, of few ops nothing, and there, or where none fits, the fewest bytes."""
@@ -302,18 +302,18 @@ class _Search:
         if (self.searches.flags_anew and not self._is_enough()) or self.best is None:
             fewest = dataclasses.replace(self.problem, budget_nbytes=None)
             until = self.stop.with_work(work)
-            yield self.problem.space.improve(fewest, None, until, self.moves)
+            yield self.problem.space.improve(fewest, None, until, self.options)
 
     def _search(self) -> None:
         graph = self.problem.graph
-        moves, start = self._search_moves(), self.best
+        options, start = self._search_options(), self.best
         more_seconds = 0.0 if start is None else start.seconds - graph.seconds
         is_costly = more_seconds > graph.forward_seconds and start is not self.anew
         if is_costly and not (is_large(self.problem) or self.searches.are_recreated):
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
-            moves = dataclasses.replace(moves, seed=moves.seed + 1)
-        self._improve(start, self._until_again() if self.searches.again else self.stop, moves)
+            options = dataclasses.replace(options, seed=options.seed + 1)
+        self._improve(start, self._until_again() if self.searches.again else self.stop, options)
 
     def _until_again(self) -> Stop:
         """When the search that another one follows ends: its part of the work is done.
@@ -327,11 +327,13 @@ class _Search:
 
     def _search_again(self) -> None:
         """From nothing: a search that goes on from a good schedule may stay near it."""
-        moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + 2)
-        self._improve(None, self.stop, moves)
+        options = dataclasses.replace(self._search_options(), seed=self.options.seed + 2)
+        self._improve(None, self.stop, options)
 
-    def _improve(self, start: Schedule | None, until: Stop, moves: Moves) -> Schedule | None:
+    def _improve(
+        self, start: Schedule | None, until: Stop, options: SearchOptions
+    ) -> Schedule | None:
         """What a search from ``start`` finds; if it is cheaper than the best, it is the best."""
-        found = self.problem.space.improve(self.problem, start, until, moves)
+        found = self.problem.space.improve(self.problem, start, until, options)
         self.best = self.problem.cheapest([self.best, found])
         return found

@@ -23,7 +23,7 @@ from memplan.strategies.base import (
     check_options,
 )
 from memplan.strategies.least import least
-from memplan.strategies.spaces.space import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 
 # Without a budget, the part of the time in which the least memory is looked for.
@@ -74,7 +74,7 @@ class Checkmate:
         stop = problem.stop(self.time_limit, effort=self.effort)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
+            lowest = least(problem, starts, stop.share(LEAST_SHARE), SearchOptions(self.seed))
             if stop.is_over():
                 return Outcome(Status.FEASIBLE, lowest, cut_by_clock=True)
             lowest_problem = problem.within(problem.memory.nbytes(lowest))
@@ -101,8 +101,10 @@ class Checkmate:
             if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
                 return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
             start = outcome.schedule or next(iter(starts), None)
-            moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
-            schedule = problem.space.improve(problem, start, stop, moves)
+            search_options = SearchOptions(
+                self.seed, reorder=False, recompute_backward=self.recompute_backward
+            )
+            schedule = problem.space.improve(problem, start, stop, search_options)
             if schedule is not None:
                 facts.append(Fact(schedule, 0.0))
         except KeyboardInterrupt:

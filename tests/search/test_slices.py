@@ -27,7 +27,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces.space import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.remember import forget
 from memplan.util.stop import Stop
 
@@ -240,5 +240,5 @@ def test_a_search_of_auto_begins_with_slices_where_no_drops_fit() -> None:
     rules: dict[str, Any] = {"recompute_backward": False, "reorder": True, "seed": 0, "few": False}
     assert Choosing(graph, **rules).solve(budget, Stop.after(1e5)) is None
     problem = Problem(graph, budget, memory=Live())
-    found = problem.space.beginnings(problem, Stop.after(1e5), Moves())
+    found = problem.space.beginnings(problem, Stop.after(1e5), SearchOptions())
     assert any(validate(schedule, budget).valid for schedule in found)

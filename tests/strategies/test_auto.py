@@ -33,7 +33,7 @@ from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import sequences, space
 from memplan.strategies.spaces.sequences import Sequences
-from memplan.strategies.spaces.space import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
@@ -279,7 +279,7 @@ def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
     for large, schedules in ((8, []), (0, [small])):
         monkeypatch.setattr(space, "LARGE", large * len(graph.ops))
         stop = Stop.after(NEVER_SECONDS, work=1000.0)
-        assert Sequences()._greedy(problem, stop, Moves()) == schedules
+        assert Sequences()._greedy(problem, stop, SearchOptions()) == schedules
     assert given[1:] == [sequences.GREEDY_WORK * 1000.0] * 2
 
 
@@ -290,7 +290,9 @@ def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(
     problem = Problem(unit_chain(32), None)
     enough, improve = [], Sequences.improve
 
-    def noted(self: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Any:
+    def noted(
+        self: Sequences, part: Problem, start: Schedule, stop: Stop, moves: SearchOptions
+    ) -> Any:
         enough.append(moves.enough_seconds)
         return improve(self, part, start, stop, moves)
 
@@ -337,7 +339,9 @@ def test_short_graphs_are_searched_once_more_from_nothing(
     best = create("chen_greedy").solve(problem).schedule
     assert best is not None
 
-    def noted(_: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Schedule:
+    def noted(
+        _: Sequences, part: Problem, start: Schedule, stop: Stop, moves: SearchOptions
+    ) -> Schedule:
         searched.append((start is not None, moves.seed))
         stop.spend(stop.work_left)
         return best
@@ -368,7 +372,7 @@ def test_after_a_proof_known_schedules_are_looked_at_roughly_where_time_is_short
     schedules = [Schedule.sequence(graph, [*range(k), *range(33)]) for k in range(4)]
     problem = Problem(graph, 40 * UNIT, memory=Slow())
     stop = Stop.after(250.0, work=1e9)
-    search = auto._Search(Auto(), problem, stop, Moves(), [])
+    search = auto._Search(Auto(), problem, stop, SearchOptions(), [])
     search.known += [Fact(schedule, 0.0) for schedule in schedules]
     search._take()
     assert asked == [False, False, True, True]

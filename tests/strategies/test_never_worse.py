@@ -26,7 +26,7 @@ from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
 from memplan.strategies.searches import FEW
 from memplan.strategies.spaces.flags import Flags
-from memplan.strategies.spaces.space import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 
 PLENTY = 1e5
@@ -133,7 +133,7 @@ def test_flags_are_annealed_from_what_search_starts_with() -> None:
     calls: list[tuple[Any, ...]] = []
 
     class Noting(Flags):
-        def improve(self, problem: Problem, start: Any, stop: Stop, moves: Moves) -> Any:
+        def improve(self, problem: Problem, start: Any, stop: Stop, moves: SearchOptions) -> Any:
             calls.append((start, stop.work_left, moves.seed))
             return super().improve(problem, start, stop, moves)
 

@@ -21,7 +21,7 @@ from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces.space import BLOCKS_EFFORT, LARGE, Moves, Space, ending
+from memplan.strategies.spaces.space import BLOCKS_EFFORT, LARGE, SearchOptions, Space, ending
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class Flags(Space):
         flags = best_flags(problem.graph, cuts, limit, most_seconds=most)
         yield mirror(problem.graph, flags)
 
-    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def beginnings(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         if problem.budget_nbytes is not None:
             return []
-        schedule = self.improve(problem, None, stop, moves)
+        schedule = self.improve(problem, None, stop, options)
         return [] if schedule is None else [schedule]
 
     def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
@@ -85,7 +85,7 @@ class Flags(Space):
         facts.extend(refine_flags(problem.graph, budget_nbytes, stop, options, start=start))
 
     def improve(
-        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+        self, problem: Problem, start: Schedule | None, stop: Stop, options: SearchOptions
     ) -> Schedule | None:
         graph = problem.graph
         flags = frozenset[int]() if start is None else flags_of(start)
@@ -106,8 +106,8 @@ class Flags(Space):
                     flags,
                     problem.budget_nbytes,
                     stop=stop.share_of_work(1.0 / (len(ranges) - index)),
-                    moves=moves.of_flags,
-                    seed=moves.seed,
+                    moves=options.moves_of_flags,
+                    seed=options.seed,
                 )
             if schedule is not None:
                 plans.append(mirror(graph, frozenset(schedule.recomputed)))

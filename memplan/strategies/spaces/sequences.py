@@ -26,7 +26,14 @@ from memplan.search.sequences import Rules
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces.space import BLOCKS_EFFORT, LARGE, Moves, Space, ending, is_slow
+from memplan.strategies.spaces.space import (
+    BLOCKS_EFFORT,
+    LARGE,
+    SearchOptions,
+    Space,
+    ending,
+    is_slow,
+)
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -75,23 +82,23 @@ class Sequences(Space):
                 return
             yield self.keeping(problem.graph, checkpoints)
 
-    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def beginnings(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         if is_slow(problem):
-            return self._greedy(problem, stop, moves) or self._mirrored(problem, stop, moves)
+            return self._greedy(problem, stop, options) or self._mirrored(problem, stop, options)
         if problem.memory.match_ranges:
-            mirrored = self._mirrored(problem, stop.share_of_work(0.5), moves)
-            return [*mirrored, *self._greedy(problem, stop, moves)]
+            mirrored = self._mirrored(problem, stop.share_of_work(0.5), options)
+            return [*mirrored, *self._greedy(problem, stop, options)]
         if problem.budget_nbytes is None:
             if len(problem.graph.ops) > LARGE:
                 return []
-            in_turns = _in_turns(problem.graph, moves)
+            in_turns = _in_turns(problem.graph, options)
             least = lowest(in_turns.graph, stop, most_seconds=problem.most_seconds)
             return [in_turns.back(least)]
         # Where no drops fit there is time for slices, of which a search has less.
-        evicted, limit = self._evicted(problem, stop, moves), problem.budget_nbytes
-        return evicted or sliced_schedules(problem.graph, limit, stop, reorder=moves.reorder)
+        evicted, limit = self._evicted(problem, stop, options), problem.budget_nbytes
+        return evicted or sliced_schedules(problem.graph, limit, stop, reorder=options.reorder)
 
-    def _mirrored(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def _mirrored(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """Schedules that recompute what mirroring could.
 
         They are few decisions, so that in blocks they are a far better start than schedules made
@@ -105,13 +112,13 @@ class Sequences(Space):
                     problem.budget_nbytes,
                     match_range=match_range,
                     stop=stop.share_of_work(1.0 / (len(MIRRORED_RANGES) - index)),
-                    moves=moves.of_flags,
-                    seed=moves.seed,
+                    moves=options.moves_of_flags,
+                    seed=options.seed,
                 )
             result += [] if schedule is None else [schedule]
         return result
 
-    def _greedy(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def _greedy(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """What a search in live bytes begins with, for the most of them with which blocks fit."""
         if problem.budget_nbytes is None:
             return []
@@ -120,17 +127,17 @@ class Sequences(Space):
         work = GREEDY_WORK * stop.work_left
         stop = stop.with_work(math.inf) if is_slow(problem) else stop
         # Of other orders only that of losses that take turns holds less in blocks.
-        reorder = _in_turns(problem.graph, moves).graph is not problem.graph
+        reorder = _in_turns(problem.graph, options).graph is not problem.graph
 
         def solve(aim: int, until: Stop) -> Schedule | None:
             until = until.with_work(work) if is_slow(problem) else until
-            none = Moves(rounds=0, reorder=reorder)
+            none = SearchOptions(rounds=0, reorder=reorder)
             return _search(problem, aim, None, until, none, blocks=False)
 
         schedule = problem.aim_lower(solve, stop)
         return [] if schedule is None else [schedule]
 
-    def _evicted(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def _evicted(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """The schedule that choosing what to drop, again and again, ends with.
 
         On traced networks that is as good as the search for long, and drops at the same places in
@@ -138,9 +145,9 @@ class Sequences(Space):
         """
         choosing = Choosing(
             problem.graph,
-            recompute_backward=moves.recompute_backward,
-            reorder=moves.reorder,
-            seed=moves.seed,
+            recompute_backward=options.recompute_backward,
+            reorder=options.reorder,
+            seed=options.seed,
             few=len(problem.graph.ops) > LARGE,
         )
         schedule = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
@@ -188,16 +195,16 @@ class Sequences(Space):
         StageRefinement(problem.graph, problem.budget_nbytes, stop, options, facts).run()
 
     def improve(
-        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+        self, problem: Problem, start: Schedule | None, stop: Stop, options: SearchOptions
     ) -> Schedule | None:
-        schedule = _search(problem, problem.budget_nbytes, start, stop, moves, blocks=True)
+        schedule = _search(problem, problem.budget_nbytes, start, stop, options, blocks=True)
         return problem.cheapest([schedule, start])
 
 
-def _in_turns(graph: TrainingGraph, moves: Moves) -> Reordered:
+def _in_turns(graph: TrainingGraph, options: SearchOptions) -> Reordered:
     """The graph whose losses take turns, where that holds less and ops may change their order."""
-    backward = moves.recompute_backward
-    return loss_by_loss(graph, reorder=moves.reorder, recompute_backward=backward)
+    backward = options.recompute_backward
+    return loss_by_loss(graph, reorder=options.reorder, recompute_backward=backward)
 
 
 def _search(
@@ -205,7 +212,7 @@ def _search(
     aim: int | None,
     start: Schedule | None,
     stop: Stop,
-    moves: Moves,
+    options: SearchOptions,
     *,
     blocks: bool,
 ) -> Schedule | None:
@@ -216,11 +223,11 @@ def _search(
         return search(
             problem.graph,
             aim,
-            rules=Rules(moves.recompute_backward, moves.reorder, ranges),
+            rules=Rules(options.recompute_backward, options.reorder, ranges),
             starts=[] if start is None else [start],
-            seed=moves.seed,
+            seed=options.seed,
             stop=stop,
-            rounds=moves.rounds,
-            enough_seconds=moves.enough_seconds,
+            rounds=options.rounds,
+            enough_seconds=options.enough_seconds,
             excess=None if is_counted else problem.memory.excess,
         )

@@ -34,7 +34,7 @@ BLOCKS_EFFORT = 0.25
 
 
 @dataclass(frozen=True)
-class Moves:
+class SearchOptions:
     """How a search goes about it.
 
     It ends after ``rounds`` (None: when its work is done). Ops may change their order if
@@ -49,7 +49,7 @@ class Moves:
     enough_seconds: float = 0.0
 
     @property
-    def of_flags(self) -> int | None:
+    def moves_of_flags(self) -> int | None:
         """How many moves annealing over flags makes (None: as many as its work is)."""
         return None if self.rounds is None else MOVES_PER_ROUND * self.rounds
 
@@ -82,7 +82,7 @@ class Space(Protocol):
     def cut(self, problem: Problem, points: Sequence[int], stop: Stop) -> Iterator[Schedule]:
         """Schedules of a large graph that keep some of ``points``: the best, or a few."""
 
-    def beginnings(self, problem: Problem, stop: Stop, moves: Moves) -> list[Schedule]:
+    def beginnings(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """Schedules that a search may begin with."""
 
     def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
@@ -94,7 +94,7 @@ class Space(Protocol):
         """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
 
     def improve(
-        self, problem: Problem, start: Schedule | None, stop: Stop, moves: Moves
+        self, problem: Problem, start: Schedule | None, stop: Stop, options: SearchOptions
     ) -> Schedule | None:
         """The best schedule of a search that begins with ``start``, if any keeps the budget."""
 
