@@ -208,13 +208,13 @@ class Rounds(GraphSequences):
         if moves < self._moves_of(kind) and not (kind.from_best or kind.recreates):
             kind = kind._replace(from_best=True, hot=SHORT_HOT)
         hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
-        review = min(2000, max(100, moves // 400))
         heat = (hot, COLD * hot)
-        task = Task(self.unit, match_range, shrink, False, *heat, moves, review)
         start = self.start_of(kind, best) if start is None else start
         if kind.recreates:
             load(self.model, self.state, start, len(start), budget_nbytes)
             return self._recreate(heat, self._fitting(packed_nbytes), moves, best, stop)
+        review = min(2000, max(100, moves // 400))
+        task = Task(self.unit, match_range, shrink, False, *heat, moves, review)
         return self._anneal(start, budget_nbytes, task, best, stop)
 
     def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:

@@ -39,8 +39,8 @@ class GraphSequences:
     def __init__(self, graph: TrainingGraph, rules: Rules, seed: int) -> None:
         self.graph, self.rules = graph, rules
         self.match_ranges = tuple(min(m, UNLIMITED) for m in rules.match_ranges)
-        again = repeatable(graph, backward=rules.recompute_backward)
-        self.model = sequence_model(graph, again, reorder=rules.reorder)
+        repeatable_ops = repeatable(graph, backward=rules.recompute_backward)
+        self.model = sequence_model(graph, repeatable_ops, reorder=rules.reorder)
         self.nops = len(self.model.seconds)
         self.capacity = ROOM * len(graph.ops) + 1000
         self.state = sequence_state(self.model, self.capacity, seed)

@@ -35,7 +35,7 @@ BLOCKS_EFFORT = 0.25
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a search goes about it.
+    """What a search of a space is asked.
 
     It ends after ``rounds`` (None: when its work is done). Ops may change their order if
     ``reorder``; backward ops run once unless ``recompute_backward``; mirroring can do neither. One
