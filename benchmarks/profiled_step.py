@@ -23,7 +23,7 @@ from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.train.random_run import bind
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 from memplan.util.nbytes import format_nbytes
 from networks import network
 

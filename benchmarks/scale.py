@@ -58,8 +58,8 @@ def measure(depth: int, realisation: str, time_limit: float) -> dict[str, float]
 
 def greedy(job: Job, budget_nbytes: int) -> float:
     """Overhead of the first greedy plan that MXNet places within the budget."""
-    from memplan.search.rounds import Rules
     from memplan.search.sequence_search import search
+    from memplan.search.sequences import Rules
     from memplan.util.stop import Stop
 
     limit = budget_nbytes - job.graph.fixed_nbytes

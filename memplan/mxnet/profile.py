@@ -1,35 +1,34 @@
 """Measures what every op of a training step costs on a device, in the place where it runs.
 
-MXNet runs a monitored executor op by op and calls back after each: the time between two
-callbacks is the op's, with the memory layouts that it meets in the network (oneDNN converts
-where two neighbours disagree, and equal ops alone do not show that). The calls of a packed step are
-waited for one by one.
+There an op meets the memory layouts of the network: oneDNN converts where two neighbours disagree,
+and equal ops alone do not show that. How it is timed says :mod:`memplan.mxnet.realise.stopwatch`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
-from mxnet.base import MXNetError, NDArrayHandle
+from mxnet.base import MXNetError
 
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.memory import Blocks
-from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.estimate.code_in_memory import PACKED_CALL_NBYTES, uncounted_nbytes
 from memplan.mxnet.realise.explicit import Explicit
-from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import Mirror, annotate, unread_ops
 from memplan.mxnet.realise.packed import Packed, PackedStep
-from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.stopwatch import (
+    Stopwatch,
+    call_seconds,
+    callback_seconds,
+    undisturbed,
+)
 from memplan.mxnet.trace.arguments import GradReq
 from memplan.mxnet.trace.build import Trace, trace
 from memplan.mxnet.trace.device import device_name
@@ -52,13 +51,9 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS
-from memplan.strategies.spaces import Space
-from memplan.util.interrupts import deferring
+from memplan.strategies.spaces.space import Space
 from memplan.util.numbers import plain, shown
 from memplan.util.progress import tell
-
-# How many of the smallest ops are measured at once, and how often.
-SMALLEST, REPEATS = 100, 9
 
 # More steps than anyone waits for.
 MOST_STEPS = 10**6
@@ -165,11 +160,11 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
         schedule = _without_readers(traced, schedule, ctx)
     try:
         if traced.form.in_one_array:
-            floor, overhead = _call_seconds(ctx)
+            floor, overhead = call_seconds(ctx)
             passes = _timed_calls(traced, schedule, ctx, warmup, repeats)
             places = _first_steps(traced, schedule)
         else:
-            floor, overhead = _callback_seconds(ctx)
+            floor, overhead = callback_seconds(ctx)
             names, passes = _measure(traced, schedule, ctx, warmup, repeats)
             places = _places(traced, schedule, names)
     except MXNetError as error:
@@ -182,7 +177,7 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
         if place is None:
             seconds = 0.0
         else:
-            seconds = max(_undisturbed(row[place] for row in passes) - overhead, floor)
+            seconds = max(undisturbed(row[place] for row in passes) - overhead, floor)
         costs[graph.ops[op].signature].append(seconds)
     return {signature: statistics.fmean(of_ops) for signature, of_ops in costs.items()}
 
@@ -222,7 +217,7 @@ def _measure(
             executor = bind(traced, symbol, ctx)
         head_gradients = [mx.nd.ones_like(output) for output in executor.outputs]
         watch = executor.set_monitor_callback
-    stopwatch = _Stopwatch(watch)
+    stopwatch = Stopwatch(watch)
     passes = []
     for number in range(warmup + repeats):
         tell(f"profiling, step {number + 1} of {warmup + repeats}")
@@ -259,52 +254,6 @@ def _first_steps(traced: Trace, schedule: Schedule) -> list[int | None]:
     for step, (op, _) in enumerate(_steps(traced, schedule)):
         first.setdefault(op, step)
     return [first[op] for op in range(len(traced.graph.ops))]
-
-
-class _Stopwatch:
-    """Notes the time of every output that an executor computes, one op after the other."""
-
-    def __init__(self, watch: Callable[[Callable[[bytes, int], None]], None]) -> None:
-        self._names: list[str] = []
-        self._seconds: list[float] = []
-        self._start = 0.0
-        self._error: BaseException | None = None
-        watch(self._computed)
-
-    def _computed(self, name: bytes, handle: int) -> None:
-        try:
-            # The handle is ours to free, or the executor's memory is never returned.
-            array = mx.nd.NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)
-            try:
-                if self._error is None:
-                    mx.nd.waitall()
-                    self._seconds.append(time.perf_counter() - self._start)
-                    self._names.append(name.decode())
-            finally:
-                del array
-            self._start = time.perf_counter()
-        except BaseException as error:  # ctypes would print it and go on
-            self._error = self._error or error
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within this the executor may run; raises what went wrong in it.
-
-        A Ctrl-C waits for the end: Python loses one that comes as a callback begins.
-        """
-        mx.nd.waitall()
-        with deferring():
-            self._start = time.perf_counter()
-            yield
-            mx.nd.waitall()
-        if self._error is not None:
-            raise self._error
-
-    def take(self) -> tuple[list[str], list[float]]:
-        """Names and seconds of the outputs computed since the last call."""
-        taken = self._names, self._seconds
-        self._names, self._seconds = [], []
-        return taken
 
 
 def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int | None]:
@@ -349,49 +298,3 @@ def _disagree(outputs: Sequence[str], expected: str) -> None:
         f"{expected!r}: the costs would be those of other ops. Unset MXNET_BACKWARD_DO_MIRROR and "
         f"MXNET_SUBGRAPH_BACKEND if they are set; otherwise please report this network"
     )
-
-
-def _callback_seconds(ctx: mx.Context) -> tuple[float, float]:
-    """Seconds of the smallest op in a running executor, and what being monitored adds to it."""
-    symbol = mx.sym.Variable("data")
-    for _ in range(SMALLEST):
-        symbol = symbol + 1
-    data, gradient = mx.nd.zeros((1,), ctx), mx.nd.zeros((1,), ctx)
-    executor = symbol.bind(ctx, {"data": data}, args_grad={"data": gradient})
-    alone = _seconds_alone(lambda: executor.forward(is_train=True))
-    stopwatch = _Stopwatch(executor.set_monitor_callback)
-    monitored = []
-    for _ in range(REPEATS):
-        with stopwatch.running():
-            executor.forward(is_train=True)
-        monitored += stopwatch.take()[1]
-    return alone, max(_undisturbed(monitored) - alone, 0.0)
-
-
-def _call_seconds(ctx: mx.Context) -> tuple[float, float]:
-    """Seconds of the smallest call of a packed step, and what waiting for it adds to it."""
-    memory, array = PackedMemory(8, ctx), mx.nd.zeros((1,), ctx)
-    arrays = Handles([array])
-    calls = [Call("_plus_scalar", {"scalar": "1"}, arrays, arrays) for _ in range(SMALLEST)]
-    alone = _seconds_alone(lambda: memory.in_turn(calls))
-    waited = _undisturbed(memory.timed(call) for call in calls)
-    return alone, max(waited - alone, 0.0)
-
-
-def _seconds_alone(run: Callable[[], Any]) -> float:
-    """Seconds of each of the smallest ops that ``run`` asks for, while nothing else runs."""
-
-    def seconds() -> float:
-        mx.nd.waitall()
-        start = time.perf_counter()
-        run()
-        mx.nd.waitall()
-        return (time.perf_counter() - start) / SMALLEST
-
-    return _undisturbed(seconds() for _ in range(REPEATS))
-
-
-def _undisturbed(seconds: Iterable[float]) -> float:
-    """The lower quartile: on a busy machine most waits take until the next turn, 4 milliseconds."""
-    ranked = sorted(seconds)
-    return ranked[len(ranked) // 4]

@@ -19,9 +19,10 @@ from typing import Any
 from memplan.errors import MemplanError, PlanningError
 from memplan.memory.packing import Packing
 from memplan.planning import child
-from memplan.planning.job import Job, realise
+from memplan.planning.job import Job
 from memplan.planning.messages import CANNOT_PICKLE, GRAPH, TRACE, pickled, receive, send, unpickled
 from memplan.planning.process import PlanningProcess
+from memplan.planning.realised import realise
 from memplan.step.schedule import Schedule
 from memplan.util.heap import give_back_what_is_free
 from memplan.util.interrupts import deferring, passing_on

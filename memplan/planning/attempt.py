@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from memplan.errors import BudgetError
 from memplan.planning.answer import check_bound, checked
 from memplan.planning.apart import Do
-from memplan.planning.job import Job, Realised, realise
+from memplan.planning.job import Job
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
+from memplan.planning.realised import Realised, realise
 from memplan.planning.refusal import refusal
 from memplan.programs.moment_program import moment_bound
 from memplan.programs.moments import Moments

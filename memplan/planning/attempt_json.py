@@ -12,8 +12,9 @@ from typing import Any
 
 from memplan.errors import ScheduleError
 from memplan.planning.attempt import plan_of
-from memplan.planning.job import Job, realise
+from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
+from memplan.planning.realised import realise
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 from memplan.util.files import parse_json

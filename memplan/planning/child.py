@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from memplan.memory.memory import Memory
 from memplan.memory.packing import Packing
-from memplan.planning.job import Job, Realised
+from memplan.planning.job import Job
 from memplan.planning.messages import (
     CANNOT_PICKLE,
     GRAPH,
@@ -32,6 +32,7 @@ from memplan.planning.messages import (
     send,
     unpickled,
 )
+from memplan.planning.realised import Realised
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import LIVE
 from memplan.util.heap import give_back_what_is_free

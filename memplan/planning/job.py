@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.errors import ArgumentError, ScheduleError
+from memplan.errors import ArgumentError
 from memplan.memory.memory import Memory, WithRuns
 from memplan.memory.packing import Packing
 from memplan.planning.beside import Beside
 from memplan.planning.known import known
+from memplan.planning.least import Least, LeastSearch
 from memplan.planning.plan import Footprint
 from memplan.planning.realisation import (
     AUTO,
@@ -33,24 +33,19 @@ from memplan.planning.realisation import (
     suited,
     trace_by,
 )
-from memplan.planning.without_budget import schedule_without_budget, solvers_of_least
-from memplan.search.eviction import lowest
+from memplan.planning.realised import Realised
+from memplan.planning.without_budget import solvers_of_least
 from memplan.step.costs import Costs, table_of, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.step.validate import first_violation
 from memplan.strategies import REALISATIONS, Problem, Strategy
 from memplan.strategies.base import MOST_OVERHEAD, check_overhead
-from memplan.strategies.quick import candidates, fewest_bytes
-from memplan.strategies.search import Search
-from memplan.strategies.spaces import Sequences, Space
+from memplan.strategies.spaces.space import Space
 from memplan.util.garbage import no_collections
-from memplan.util.interrupts import Interrupt, noticing
+from memplan.util.interrupts import noticing
 from memplan.util.numbers import is_amount, plain, shown
-from memplan.util.progress import tell
 from memplan.util.remember import forget
-from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -59,51 +54,8 @@ if TYPE_CHECKING:
 # The realisation whose graph is that of MXNet's own executor, and so of the unplanned step.
 STOCK = next(iter(REALISATIONS))
 
-# What part of the time limit the first search for the least memory that can be reached takes at
-# most, before the one that a plan without a budget makes, and how many seconds.
-LEAST_SHARE = 0.5
-LOWEST_SECONDS = 30.0
-
-# A search for the least memory of up to so many ops in blocks takes a second, and is made again
-# from what it finds, up to so often, until that gets no lower: the least of an explicit U-Net was
-# 14% lower then. In one array nothing lower was found.
-REPEATED_UP_TO, MOST_SEARCHES = 300, 6
-
-# Of graphs with more ops, whose steps MXNet gets as a whole, the first search for the least memory
-# is eviction, with so much work. On an LSTM of 2,000 ops that takes seconds; a round of annealing
-# takes a minute and found nothing lower.
-LARGE, LARGE_WORK = 1000, 20e3
-
-
 # What the unplanned step holds, until it is realised.
 _UNKNOWN = Footprint(0, 0, 0, 0, 0.0, 0)
-
-
-@dataclass(frozen=True)
-class Realised:
-    """What a schedule holds as a network, and where its tensors lie, if in one array."""
-
-    footprint: Footprint
-    packing: Packing | None
-
-
-class Least(NamedTuple):
-    """The schedule of the fewest bytes that is known of a job, and what it holds.
-
-    ``searched`` is what searches have found, if another schedule was known; ``solver`` plans within
-    its bytes. With ``cut_by_clock`` another process may find another one.
-    """
-
-    schedule: Schedule
-    footprint: Footprint
-    searched: Schedule
-    solver: Strategy
-    cut_by_clock: bool
-
-    @property
-    def is_remembered(self) -> bool:
-        """Has no search found it now, but a plan that the process made before?"""
-        return self.schedule is not self.searched
 
 
 class _StockStep(NamedTuple):
@@ -291,11 +243,6 @@ class Job:
         """The most overhead of a plan for a budget."""
         return MOST_OVERHEAD if self.max_overhead is None else self.max_overhead
 
-    @property
-    def _is_large(self) -> bool:
-        """Is the least memory looked for by eviction first, and then without a budget only?"""
-        return isinstance(self.space, Sequences) and len(self.graph.ops) > LARGE
-
     def knows_least_by(self, strategy: Strategy) -> bool:
         """Is :meth:`least_by` this ``strategy`` known already?"""
         return solvers_of_least(strategy) in self._leasts
@@ -315,70 +262,8 @@ class Job:
         solvers = solvers_of_least(strategy)
         if solvers not in self._leasts:
             with noticing() as interrupt:
-                self._leasts[solvers] = self._least_of(solvers, interrupt)
+                self._leasts[solvers] = LeastSearch(self).run(solvers, interrupt)
         return self._leasts[solvers]
-
-    def _least_of(self, solvers: Sequence[Strategy], interrupt: Interrupt) -> Least:
-        tell("least memory")
-        stop = Stop.after(self.time_limit)
-        limited = dataclasses.replace(self.problem(None), max_overhead=self.most_overhead)
-        # At whatever cost one round is enough, where less memory for less time takes many searches.
-        open_ended = math.inf if self.max_overhead is None else self.max_overhead
-        problem = dataclasses.replace(limited, max_overhead=open_ended)
-        first = stop.share(LEAST_SHARE)
-        best, by = self.memory.executed(self._quick_least(problem, limited, first)), solvers[0]
-        if not self._is_large:
-            best = self._lowest_from(best, problem, limited, first)
-        for solver in solvers:
-            if interrupt.has_come:
-                break
-            schedule = schedule_without_budget(self.problem(None), solver, stop)
-            lower = limited.cheapest([best, schedule])
-            if lower is None or lower is best:
-                continue
-            best, by = lower, solver
-            if not (self._is_large or interrupt.has_come):
-                best = self._lowest_from(best, problem, limited, stop)
-        is_cut = stop.cut_by_clock or interrupt.has_come
-        lowest = limited.cheapest([best, *self.known]) or best
-        return Least(lowest, realise(self, lowest).footprint, best, by, is_cut)
-
-    def _quick_least(self, problem: Problem, limited: Problem, stop: Stop) -> Schedule:
-        """The schedule of quick strategies that takes the fewest bytes."""
-        schedules = list(candidates(problem, stop.share(0.5)))
-        is_large, most_seconds = self._is_large, limited.most_seconds
-        if is_large:
-            until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
-            schedules.append(lowest(self.graph, until, most_seconds=most_seconds))
-        return fewest_bytes(
-            problem, [s for s in schedules if s.seconds <= most_seconds], by_live=is_large
-        )
-
-    def _lowest_from(
-        self, schedule: Schedule, problem: Problem, limited: Problem, stop: Stop
-    ) -> Schedule:
-        """What searches for less memory make of ``schedule``, within the seconds of ``limited``."""
-        is_repeated = len(self.graph.ops) <= REPEATED_UP_TO and problem.memory.match_ranges
-        for seed in range(MOST_SEARCHES if is_repeated else 1):
-            seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
-            search = Search(rounds=1, time_limit=seconds, start=schedule, seed=seed)
-            outcome = search.solve(problem)
-            if outcome.cut_by_clock:
-                stop.cut()
-            before, found = schedule, outcome.schedule
-            schedule = limited.cheapest([before, found and self.memory.executed(found)]) or before
-            if schedule is before:
-                break
-        return schedule
-
-
-def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
-    """What the checked schedule holds as a network; ``packing`` if that is known."""
-    with no_collections():
-        reason = first_violation(schedule)
-        if reason is not None:
-            raise ScheduleError(f"the strategy's schedule is invalid: {reason}")
-        return job.realised(schedule, packing)
 
 
 def _check_options(time_limit: float, ctx: Context | None) -> None:

@@ -6,7 +6,8 @@ import math
 
 from memplan.errors import BudgetError
 from memplan.planning.beside import Beside
-from memplan.planning.job import Job, Least
+from memplan.planning.job import Job
+from memplan.planning.least import Least
 from memplan.planning.plan import IN_ORDER, Attempt
 from memplan.programs.moments import Floor
 from memplan.step.graph import TrainingGraph

@@ -14,17 +14,18 @@ from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
 from memplan.planning.counted_before import CountedBefore
-from memplan.planning.job import Job, realise
+from memplan.planning.job import Job
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Context, Symbol
+from memplan.planning.realised import realise
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs, table_of
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.nbytes import format_nbytes, is_share, parse_budget
 from memplan.util.numbers import shown
 from memplan.util.stop import Stop
@@ -249,11 +250,11 @@ def _followed(
         schedule = unplanned.schedule
     elif problem.memory.match_ranges:
         # What is dropped by live bytes must aim much lower before its blocks fit, if they ever do.
-        schedule = problem.space.improve(problem, start, stop, Moves())
+        schedule = problem.space.improve(problem, start, stop, SearchOptions())
         if schedule is None:  # it begins once more, with what fits, however expensive
             stop = problem.stop(None, effort=share * getattr(solver, "effort", 1.0))
             start = mended(problem, start, stop, patience=0)
-            schedule = start and problem.space.improve(problem, start, stop, Moves())
+            schedule = start and problem.space.improve(problem, start, stop, SearchOptions())
     else:
         schedule = mended(problem, start, stop.share(MENDING_SHARE), patience=PATIENCE)
     if schedule is None:

@@ -16,8 +16,9 @@ from itertools import accumulate, chain, count, islice
 
 from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moment_ranking import relatives
+from memplan.programs.moment_refinement import drops_of, ops_over
 from memplan.programs.moments import Moments
-from memplan.programs.refinement import Proving, Refined, drops_of, ops_over
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import Program
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
@@ -78,12 +79,12 @@ def raise_bound(
     graph: TrainingGraph,
     budget_nbytes: int,
     stop: Stop,
-    options: Proving,
-) -> Iterator[Refined]:
+    options: ProofOptions,
+) -> Iterator[Fact]:
     """What is proved as the tree grows, until that is the ``enough_seconds`` of ``options``."""
     tree = OrderTree(graph, budget_nbytes, stop, options)
     while tree.seconds < tree.enough_seconds and tree.grow():
-        yield Refined(None, tree.seconds)
+        yield Fact(None, tree.seconds)
 
 
 class OrderTree:
@@ -94,7 +95,7 @@ class OrderTree:
         graph: TrainingGraph,
         budget_nbytes: int,
         stop: Stop,
-        options: Proving,
+        options: ProofOptions,
     ) -> None:
         self.graph, self.budget_nbytes, self.options = graph, budget_nbytes, options
         self.stop, enough = stop, options.enough_seconds

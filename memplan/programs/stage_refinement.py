@@ -1,8 +1,8 @@
-"""Checkmate's program over all of the step, and what leads to its optimum in less time.
+"""The program over all of the step, solved with more and more rows until its answer fits.
 
 Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
 (arXiv:1910.02653), section 4. The program is :mod:`memplan.programs.stage_program`. A few moments
-of the step (:mod:`memplan.programs.refinement`) are often enough; what they prove holds for
+of the step (:mod:`memplan.programs.moment_refinement`) are often enough; what they prove holds for
 schedules in any order, what the program proves for those that advance the frontier in base order.
 """
 
@@ -12,10 +12,11 @@ import math
 from collections.abc import Set as AbstractSet
 
 from memplan.memory.memory import Live, cheapest
-from memplan.programs.refinement import Proving, Refined, refine
-from memplan.programs.rounding import relaxation, roundings
+from memplan.programs.moment_refinement import refine_moments
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import TOLERANCE, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
+from memplan.programs.stage_rounding import relaxation, roundings
 from memplan.search.eviction import Drop, Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -47,8 +48,8 @@ class StageRefinement:
         graph: TrainingGraph,
         budget_nbytes: int,
         stop: Stop,
-        options: Proving,
-        facts: list[Refined],
+        options: ProofOptions,
+        facts: list[Fact],
     ) -> None:
         self.graph, self.budget_nbytes = graph, budget_nbytes
         self.stop, self.options, self.facts = stop, options, facts
@@ -94,7 +95,7 @@ class StageRefinement:
         self._note()
 
     def _note(self) -> None:
-        self.facts.append(Refined(self.best, self.bound, self.in_order))
+        self.facts.append(Fact(self.best, self.bound, self.in_order))
         tell(
             "checkmate",
             incumbent_seconds=None if self.best is None else self.best.seconds,
@@ -115,9 +116,9 @@ class StageRefinement:
             self._offer(self.evictions.improve(fit, until, patience=PATIENCE).schedule)
 
     def _refine(self) -> None:
-        """Few moments instead of all (:mod:`memplan.programs.refinement`): often that is enough."""
+        """A few moments instead of all: often that is enough."""
         until = self.stop.share(MOMENTS_SHARE)
-        for fact in refine(self.graph, self.budget_nbytes, until, self.options):
+        for fact in refine_moments(self.graph, self.budget_nbytes, until, self.options):
             self._raise_bound(fact.bound_seconds, in_order=False)
             if fact.schedule is not None:
                 self._offer(fact.schedule)

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,20 +22,17 @@ from memplan.search.kernels.annealing import (
     Best,
     Task,
     anneal,
-    expand,
 )
 from memplan.search.kernels.arrays import Array, graph_arrays
 from memplan.search.kernels.fitting import Fitting, begin_fitting
-from memplan.search.kernels.model import BEFORE, sequence_model
 from memplan.search.kernels.packing import packing_room
 from memplan.search.kernels.recreating import Ruins, recreate, recreating_room
-from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.kernels.sequence import load
-from memplan.search.kernels.state import LENGTH, OP, copy_state, room_for_width, sequence_state
+from memplan.search.kernels.state import LENGTH, OP, copy_state
 from memplan.search.low_order import low_order
 from memplan.search.online import online_schedules
-from memplan.search.rematerialize import repeatable
 from memplan.search.round_kinds import MOST_RECREATED, SHORT_HOT, Round
+from memplan.search.sequences import GraphSequences, Rules
 from memplan.search.slices import sliced_schedules
 from memplan.search.speed import FEWEST_MOVES, Speed
 from memplan.step.graph import TrainingGraph
@@ -44,8 +40,6 @@ from memplan.step.schedule import Schedule
 from memplan.util.progress import tell
 from memplan.util.stop import Pace, Stop
 
-# There is room for sequences of this many times the ops; those to begin with fill half of it.
-ROOM = 8
 # A round makes this many moves for every op, times its length.
 MOVES_PER_OP = 2000
 # Temperatures of a round are in units of the mean time of an op; each falls to this share.
@@ -69,17 +63,7 @@ OVER_SECONDS = 1.0
 LOOK_MOVES = 4096
 
 
-class Rules(NamedTuple):
-    """What a schedule may do, and what counts: ``match_ranges`` of MXNet's blocks, or live bytes
-    if there are none.
-    """
-
-    recompute_backward: bool
-    reorder: bool
-    match_ranges: tuple[int, ...]
-
-
-class Rounds:
+class Rounds(GraphSequences):
     """Rounds over one graph. The best sequence so far is :meth:`best`, in ``found``.
 
     ``first`` is what a round begins with that does not begin with the best. How many moves a round
@@ -98,18 +82,8 @@ class Rounds:
         enough_seconds: float = 0.0,
         excess: Excess | None = None,
     ) -> None:
-        self.graph, self.rules, self.stop, self.excess = graph, rules, stop, excess
-        self.match_ranges = tuple(min(m, UNLIMITED) for m in rules.match_ranges)
-        self.enough_seconds = enough_seconds
-        again = repeatable(graph, backward=rules.recompute_backward)
-        self.model = sequence_model(graph, again, reorder=rules.reorder)
-        self.nops = len(self.model.seconds)
-        self.capacity = ROOM * len(graph.ops) + 1000
-        self.state = sequence_state(self.model, self.capacity, seed)
-        self.arrays = graph_arrays(graph)
-        most = room_for_width(self.model, self.capacity)
-        self.memory = replay_memory(self.arrays, most, most)
-        self.room = np.zeros(most, dtype=np.int64)
+        super().__init__(graph, rules, seed)
+        self.stop, self.excess, self.enough_seconds = stop, excess, enough_seconds
         self.ruining = recreating_room(self.model, self.capacity)
         self.packing = packing_room(self.model, self.capacity, ALIGNMENT, FORMS)
         # What MXNet allocates in blocks depends on its own order, but for losses that take turns.
@@ -121,8 +95,8 @@ class Rounds:
         self.found = self.nothing()
         self.settled = self.nothing()
         self.fitting: Schedule | None = None
-        unplanned = self._grouped(self.reordered.back(Schedule.unplanned(dropped)))
-        self.unplanned = unplanned if self._legal(unplanned) else np.arange(self.nops)
+        unplanned = self.of_schedule(self.reordered.back(Schedule.unplanned(dropped)))
+        self.unplanned = np.arange(self.nops) if unplanned is None else unplanned
         self.low = self._unplanned_low()
         self.first = self.unplanned
         self.unit = max(graph.seconds, 1e-300)
@@ -131,12 +105,17 @@ class Rounds:
         self._sliced: dict[int, list[Array]] = {}
         self.longest_look = 0.0  # seconds: at whether what was found fits
 
+    @property
+    def is_recreated(self) -> bool:
+        """Do rounds ruin and recreate, as it pays in live bytes of graphs that are not too long?"""
+        return not self.match_ranges and self.nops <= MOST_RECREATED
+
     def _unplanned_low(self) -> Array:
         """The unplanned step in the order in which little is alive, where it may have that."""
-        if self.match_ranges or self.nops > MOST_RECREATED or not self.rules.reorder:
+        if not (self.is_recreated and self.rules.reorder):
             return self.unplanned
-        sequence = self._grouped(Schedule.sequence(self.graph, low_order(self.graph)))
-        return sequence if self._legal(sequence) else self.unplanned
+        sequence = self.of_schedule(Schedule.sequence(self.graph, low_order(self.graph)))
+        return self.unplanned if sequence is None else sequence
 
     def nothing(self) -> Best:
         """Room for a best sequence."""
@@ -149,35 +128,6 @@ class Rounds:
         sequence = best_sequence(self.found)
         return self.schedule(sequence) if len(sequence) else None
 
-    def schedule(self, sequence: Array) -> Schedule:
-        """The schedule of a sequence."""
-        return Schedule.sequence(self.graph, self._ops(sequence).tolist())
-
-    def _ops(self, sequence: Array) -> Array:
-        load(self.model, self.state, sequence, len(sequence), UNLIMITED)
-        return self.room[: expand(self.model, self.state, self.room)].copy()
-
-    def nbytes(self, sequence: Array) -> tuple[int, int]:
-        """The bytes that count, and the match range by which they are the least (or LIVE)."""
-        if not self.match_ranges:
-            return self.live_peak(sequence), LIVE
-        ops = self._ops(sequence)
-        return min(
-            (int(replay(self.arrays, self.memory, ops, len(ops), m, UNLIMITED)[0]), m)
-            for m in self.match_ranges
-        )
-
-    def live_peak(self, sequence: Array) -> int:
-        """The peak of live bytes."""
-        ops = self._ops(sequence)
-        return int(replay(self.arrays, self.memory, ops, len(ops), 0, UNLIMITED)[1])
-
-    def seconds(self, sequence: Array) -> float:
-        """The seconds that the ops of a sequence take."""
-        if len(self.model.op_seconds) >= self.nops:  # aliases run with some of the runs only
-            return float(self.model.op_seconds[self._ops(sequence)].sum())
-        return float(self.model.seconds[sequence].sum())
-
     def saved(self, sequence: Array) -> float:
         """By how many seconds it is cheaper than what fits; infinite if nothing does yet."""
         if self.fitting is None:
@@ -186,31 +136,10 @@ class Rounds:
 
     def start_from(self, schedule: Schedule, budget_nbytes: int | None) -> None:
         """Begin with ``schedule``, as far as the rules allow it."""
-        sequence = self._grouped(schedule)
-        if self._legal(sequence):
+        sequence = self.of_schedule(schedule)
+        if sequence is not None:
             self.first = sequence
             self.offer(sequence, budget_nbytes)
-
-    def _grouped(self, schedule: Schedule) -> Array:
-        """The groups that ``schedule`` runs, by their first ops, and the end."""
-        start, flat = self.model.start, self.model.flat
-        group = {int(flat[start[-1, v]]): v for v in range(self.nops - 1)}
-        steps = [group[op] for op in schedule.ops if op in group]
-        return np.array([*steps, self.nops - 1], dtype=np.int64)
-
-    def _legal(self, sequence: Array) -> bool:
-        """May ops run in this order, as often as this, and is there room for it?"""
-        width = self.model.widths[sequence].sum()
-        if len(sequence) > self.capacity // 2 or width > len(self.room) // 2:
-            return False
-        start, ran = self.model.start[BEFORE], np.zeros(self.nops, dtype=bool)
-        for v in sequence:
-            if ran[v] and not self.model.repeatable[v]:
-                return False
-            if not ran[self.model.flat[start[v] : start[v + 1]]].all():
-                return False
-            ran[v] = True
-        return True
 
     def offer(self, sequence: Array, budget_nbytes: int | None) -> None:
         """Remember ``sequence`` if it is the best so far."""
@@ -230,24 +159,22 @@ class Rounds:
         if self.first is not self.unplanned:
             drops = self.evictions.drops_in(self.reordered.there(self.schedule(self.first)))
         found = self.evictions.within(budget_nbytes).fit(drops, stop)
-        if found is None:
-            return None
-        sequence = self._grouped(self.reordered.back(found.schedule))
-        return sequence if self._legal(sequence) else None
+        return None if found is None else self.of_schedule(self.reordered.back(found.schedule))
 
     def evicted_online(self, budget_nbytes: int, stop: Stop) -> Iterator[Array]:
         """Sequences of online eviction of about this many live bytes."""
         run = partial(online_schedules, recompute_backward=self.rules.recompute_backward)
         schedules = map(self.reordered.back, run(self.reordered.graph, budget_nbytes, stop))
-        return filter(self._legal, map(self._grouped, schedules))
+        sequences = map(self.of_schedule, schedules)
+        return (sequence for sequence in sequences if sequence is not None)
 
     def sliced(self, budget_nbytes: int, stop: Stop) -> list[Array]:
         """Sequences that recompute slices, of about this many live bytes, made once."""
         if budget_nbytes not in self._sliced:
             reorder = self.rules.reorder
             schedules = sliced_schedules(self.graph, budget_nbytes, stop, reorder=reorder)
-            sequences = map(self._grouped, schedules)
-            self._sliced[budget_nbytes] = [each for each in sequences if self._legal(each)]
+            sequences = map(self.of_schedule, schedules)
+            self._sliced[budget_nbytes] = [each for each in sequences if each is not None]
         return self._sliced[budget_nbytes]
 
     def start_of(self, kind: Round, best: Best) -> Array:
@@ -281,13 +208,13 @@ class Rounds:
         if moves < self._moves_of(kind) and not (kind.from_best or kind.recreates):
             kind = kind._replace(from_best=True, hot=SHORT_HOT)
         hot = kind.hot / self.nops * (1.0 if match_range == LIVE else BLOCKS_HOTTER)
-        review = min(2000, max(100, moves // 400))
         heat = (hot, COLD * hot)
-        task = Task(self.unit, match_range, shrink, False, *heat, moves, review)
         start = self.start_of(kind, best) if start is None else start
         if kind.recreates:
             load(self.model, self.state, start, len(start), budget_nbytes)
             return self._recreate(heat, self._fitting(packed_nbytes), moves, best, stop)
+        review = min(2000, max(100, moves // 400))
+        task = Task(self.unit, match_range, shrink, False, *heat, moves, review)
         return self._anneal(start, budget_nbytes, task, best, stop)
 
     def fewest(self, kind: Round, sequence: Array, stop: Stop) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from memplan.errors import ArgumentError
 from memplan.strategies.base import Outcome, Problem, Status, Strategy, check_option
-from memplan.strategies.spaces import Flags, Sequences, Space
+from memplan.strategies.spaces.flags import Flags
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Space
 from memplan.util.numbers import plain, shown
 
 __all__ = ["Outcome", "Problem", "Status", "Strategy", "create", "names", "register"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
@@ -20,42 +20,19 @@ from memplan.strategies.base import (
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
+from memplan.strategies.searches import Searches, is_large, times_the_work
 from memplan.strategies.shares import of_beginnings, of_proof
-from memplan.strategies.spaces import LARGE, Flags, Moves, is_slow
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
-# Looks of HiGHS at whether to end that a proof takes (:class:`Proving`): 3 to 13 seconds of a core.
-# Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
+# Looks of HiGHS at whether to end that a proof takes (:class:`ProofOptions`): 3 to 13 seconds of a
+# core. Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
 
-# The usual work is for what `search` does, and as much again is for all the rest. Without blocks,
-# where moves are quick, there is twice as much. Set on six networks at 30 and 40% of their steps.
-TIMES_THE_WORK, TIMES_THE_WORK_WITHOUT_BLOCKS = 2.0, 4.0
-# Of more than MOST_ANEW ops one search has twice that, where others have several. Set on SENet-154
-# and HRNet near the least.
-TIMES_THE_WORK_OF_LONG = 8.0
-# In blocks large graphs get more, and everywhere graphs of few ops, whose searches take seconds.
-# Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
-TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
-
-# In blocks a search from nothing gets the last part of the time.
-ANEW_SHARE = 0.4
-# Graphs of at most so many ops are searched from nothing, too: in live bytes first, set on random
-# graphs of the tests, and on dense blocks of 1,470 ops, whose plan at 20% of the peak took a point
-# more time with it; and at last, with this part of the work that is left. Set on six networks at 30
-# and 40% of their steps, on HRNet of 2,283 ops, whose plan takes more time with it, and on rl3_n500
-# of the published graphs.
-MOST_ANEW, AGAIN_SHARE = 1000, 0.5
-
-# Graphs of at most so many ops are searched from nothing so many times, each with this part of
-# what is left: a search may end far from the best there, however long it is. And those of at most
-# FEW are searched as the strategy `search` does it. Set on random networks of 10 to 95 ops.
-FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
-# Flags of at most so many ops are annealed as the strategy `search` does it, too, which takes a
-# third of the time on the zoo's ResNet-50; and those of at most FEW ops from nothing once more. Set
-# on mirrored layers of attention, residual, plain and random networks of 23 to 362 ops.
-MOST_FLAGS = 400
+# The part of the time for a first search from nothing, and those of the work that is left for one
+# at last, and for each of so many short ones. Set on those of `strategies/searches.py`.
+ANEW_SHARE, AGAIN_SHARE, OFTEN_SHARE, TIMES = 0.4, 0.5, 0.2, 8
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd
@@ -106,20 +83,20 @@ class Auto:
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
         problem.space.prepare()
-        stop = problem.stop(self.time_limit, effort=_times(problem) * self._search_effort)
-        moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
+        stop = problem.stop(self.time_limit, effort=times_the_work(problem) * self._search_effort)
+        options = SearchOptions(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             starts = starts or [self.quick(problem, stop)]
-            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), moves)
+            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
             if not stop.is_over():
                 held = problem.within(problem.memory.nbytes(best))
-                cheaper = held.space.improve(held, best, stop, moves)
+                cheaper = held.space.improve(held, best, stop, options)
                 # Where the best is packed again in a hurry it may seem not to fit its own bytes.
                 if cheaper is not None and cheaper.seconds < best.seconds:
                     best = held.cheapest([best, cheaper]) or best
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
-        return _Search(self, problem, stop, moves, starts).run()
+        return _Search(self, problem, stop, options, starts).run()
 
     def quick(self, problem: Problem, stop: Stop) -> Schedule:
         """The best schedule of quick strategies."""
@@ -127,54 +104,30 @@ class Auto:
         return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
 
-def _times(problem: Problem) -> float:
-    """What is done, over the usual work."""
-    is_mirrored, in_blocks = isinstance(problem.space, Flags), bool(problem.memory.match_ranges)
-    if not is_mirrored and len(problem.graph.ops) <= FEW:
-        return TIMES_THE_WORK_OF_FEW
-    if not (is_mirrored or in_blocks):
-        is_long = MOST_ANEW < len(problem.graph.ops) <= LARGE
-        return TIMES_THE_WORK_OF_LONG if is_long else TIMES_THE_WORK_WITHOUT_BLOCKS
-    return TIMES_THE_WORK_OF_SLOW if is_slow(problem) else TIMES_THE_WORK
-
-
 class _Search:
     """What is known so far: schedules, and what is proved."""
 
     def __init__(
         self,
-        options: Auto,
+        auto: Auto,
         problem: Problem,
         stop: Stop,
-        moves: Moves,
+        options: SearchOptions,
         starts: list[Schedule],
     ) -> None:
-        self.options, self.problem, self.stop, self.moves = options, problem, stop, moves
+        self.auto, self.problem, self.stop, self.options = auto, problem, stop, options
         self.starts = starts
         self.best = problem.cheapest(starts)
         self.anew: Schedule | None = None
         self.is_begun = bool(starts)
-        self.known = [Refined(start, 0.0) for start in starts]
+        self.known = [Fact(start, 0.0) for start in starts]
         self.bound = max(problem.graph.seconds, problem.bound_seconds)
-        # Annealing over flags begins anew by itself, and with its best; so does ruin and recreate,
-        # where a proof gives plans, too. In live bytes nothing has to be packed, and on graphs that
-        # are not too long there is time for all that the strategy `search` does.
-        nops = len(problem.graph.ops)
-        is_of_flags = isinstance(problem.space, Flags)
-        is_annealed = not (self._is_large or is_of_flags)
-        is_short = problem.counts_live and nops <= MOST_ANEW
-        self.searches_anew = is_annealed and (self._in_blocks or is_short)
-        self.searches_again = is_annealed and nops <= MOST_ANEW and not self._in_blocks
-        self.searches_often = is_annealed and nops <= (FEW_IN_BLOCKS if self._in_blocks else FEW)
-        self.is_small = is_annealed and nops <= FEW
-        self.anneals_as_alone = is_of_flags and nops <= MOST_FLAGS
-        self.anneals_anew = is_of_flags and nops <= FEW
-        self.is_recreated = is_annealed and not self._in_blocks
+        self.searches = Searches.of(problem)
 
     def run(self) -> Outcome:
         """The proof, schedules to begin with, the search."""
         try:
-            if not self.is_recreated:
+            if not self.searches.are_recreated:
                 self._begin_quickly()
             if not self._is_enough():
                 self._prove()
@@ -193,23 +146,23 @@ class _Search:
 
     def _search_and_prove(self) -> None:
         """The searches, and a higher bound, for where they do not get near the known one."""
-        options = self._proving.of_bound_alone(self.best)
-        with ProofBeside(self.problem, self.stop, options) as proof:
+        proving = self._proving.of_bound_alone(self.best)
+        with ProofBeside(self.problem, self.stop, proving) as proof:
             if self._is_far:
                 proof.begin()
-            if self.searches_anew and not self._is_enough() and not self.stop.is_over():
+            if self.searches.anew and not self._is_enough() and not self.stop.is_over():
                 self._search_anew()
-            if self.is_small and not self._in_blocks:
+            if self.searches.as_alone and not self._in_blocks:
                 self._search_as_alone()
-            if self.searches_often:
+            if self.searches.often:
                 self._search_often()
             if not self._is_enough() and not self.stop.is_over():
                 self._search()
-            if self.searches_again and not self._is_enough() and not self.stop.is_over():
+            if self.searches.again and not self._is_enough() and not self.stop.is_over():
                 self._search_again()
-            if self.is_small and self._in_blocks:
+            if self.searches.as_alone and self._in_blocks:
                 self._search_as_alone()
-            if self.anneals_as_alone:
+            if self.searches.flags_as_alone:
                 self._search_flags_as_alone()
             if self.best is None:
                 self._begin_quickly()
@@ -230,13 +183,8 @@ class _Search:
         return self.problem.is_closed(self.best, self.bound)
 
     @property
-    def _is_large(self) -> bool:
-        """Is there work for one search only, which then begins with the best that is known?"""
-        return len(self.problem.graph.ops) > LARGE
-
-    @property
     def _gap_seconds(self) -> float:
-        return self.options.gap * self.problem.graph.seconds
+        return self.auto.gap * self.problem.graph.seconds
 
     def _is_enough(self) -> bool:
         """Can no schedule be cheaper than the best one by more than the gap?"""
@@ -246,7 +194,8 @@ class _Search:
     def _is_far(self) -> bool:
         """Is the best far from the bound, of a graph of which more can be proved in time?"""
         far = self.bound + max(self._gap_seconds, FAR * self.problem.graph.seconds)
-        is_worthwhile = self.is_recreated and self.problem.effort * self.options.effort >= 1.0
+        effort = self.problem.effort * self.auto.effort
+        is_worthwhile = self.searches.are_recreated and effort >= 1.0
         return is_worthwhile and not self.problem.is_closed(self.best, far)
 
     @property
@@ -257,22 +206,22 @@ class _Search:
         """The schedule of quick strategies, where none was known before."""
         if not self.is_begun:
             self.is_begun = True
-            quick = self.options.quick(self.problem, self.stop)
-            self.known.append(Refined(quick, 0.0))
+            quick = self.auto.quick(self.problem, self.stop)
+            self.known.append(Fact(quick, 0.0))
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
-        ends_soon = self._proving.effort <= 1.0 and self.options.solver == DEFAULT_SOLVER
+        ends_soon = self._proving.effort <= 1.0 and self.auto.solver == DEFAULT_SOLVER
         until = of_proof(self.problem, self.stop, ends_soon=ends_soon)
         self.problem.space.prove(self.problem, until, self._proving, self.known)
         self._take()
 
     @property
-    def _proving(self) -> Proving:
-        return Proving(
-            self.options.solver,
-            self.options.recompute_backward,
-            effort=self.problem.effort * self.options.effort,
+    def _proving(self) -> ProofOptions:
+        return ProofOptions(
+            self.auto.solver,
+            self.auto.recompute_backward,
+            effort=self.problem.effort * self.auto.effort,
             gap_seconds=self._gap_seconds,
             looks=LOOKS,
         )
@@ -291,18 +240,18 @@ class _Search:
 
     def _begin(self) -> None:
         until = of_beginnings(self.problem, self.stop)
-        found = self.problem.space.beginnings(self.problem, until, self.moves)
+        found = self.problem.space.beginnings(self.problem, until, self.options)
         self.best = self.problem.cheapest([self.best, *found], stop=self.stop)
 
-    def _search_moves(self) -> Moves:
+    def _search_options(self) -> SearchOptions:
         enough = self.problem.enough(self.bound + self._gap_seconds)
-        return dataclasses.replace(self.moves, enough_seconds=enough)
+        return dataclasses.replace(self.options, enough_seconds=enough)
 
     def _search_anew(self) -> None:
         """What the strategy `search` does: from a start another order of ops is seldom reached."""
-        usual = self.problem.stop(None, effort=self.options._search_effort).work_left
+        usual = self.problem.stop(None, effort=self.auto._search_effort).work_left
         until = Stop(self.stop.share_of_work(ANEW_SHARE).deadline, work=usual, part_of=self.stop)
-        self.anew = self._improve(None, until, self._search_moves())
+        self.anew = self._improve(None, until, self._search_options())
 
     def _search_as_alone(self) -> None:
         """What the strategy `search` does, with other orders of ops and without.
@@ -310,61 +259,61 @@ class _Search:
         So what it finds with the same work is never better. It has this work beside that of the
         other searches: where they got less, plans in blocks had more overhead on average.
         """
-        work = self.problem.stop(None, effort=self.options._search_effort).work_left
-        orders = {self.moves.reorder, False}
+        work = self.problem.stop(None, effort=self.auto._search_effort).work_left
+        orders = {self.options.reorder, False}
         if self.anew is not None:
-            orders.discard(self.moves.reorder)
+            orders.discard(self.options.reorder)
         for reorder in sorted(orders, reverse=True):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
-            moves = dataclasses.replace(self._search_moves(), reorder=reorder)
-            self._improve(None, until, moves)
+            options = dataclasses.replace(self._search_options(), reorder=reorder)
+            self._improve(None, until, options)
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""
         for number in range(1, TIMES + 1):
             if self._is_enough() or self.stop.is_over():
                 return
-            reorder = self.moves.reorder and number % 2 == 0
-            moves = dataclasses.replace(
-                self._search_moves(), seed=self.moves.seed + number, reorder=reorder
+            reorder = self.options.reorder and number % 2 == 0
+            options = dataclasses.replace(
+                self._search_options(), seed=self.options.seed + number, reorder=reorder
             )
-            self._improve(None, self.stop.share_of_work(OFTEN_SHARE), moves)
+            self._improve(None, self.stop.share_of_work(OFTEN_SHARE), options)
 
     def _search_flags_as_alone(self) -> None:
         """What the strategy `search` does over flags, and of few ops from other starts, too.
 
         From the flags of the proof annealing may stay near them, or find none that fit.
         """
-        work = self.problem.stop(None, effort=self.options._search_effort).work_left
+        work = self.problem.stop(None, effort=self.auto._search_effort).work_left
         for number, start in enumerate(self._starts_of_flags(work)):
             until = self.stop.with_work(work)
             if self._is_enough() or until.is_over():
                 return
-            moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + number)
-            self._improve(start, until, moves)
+            options = dataclasses.replace(self._search_options(), seed=self.options.seed + number)
+            self._improve(start, until, options)
 
     def _starts_of_flags(self, work: float) -> Iterator[Schedule | None]:
         """The known one, of few ops nothing, and there, or where none fits, the fewest bytes."""
         yield self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
-        if self.anneals_anew:
+        if self.searches.flags_anew:
             yield None
-        if (self.anneals_anew and not self._is_enough()) or self.best is None:
+        if (self.searches.flags_anew and not self._is_enough()) or self.best is None:
             fewest = dataclasses.replace(self.problem, budget_nbytes=None)
             until = self.stop.with_work(work)
-            yield self.problem.space.improve(fewest, None, until, self.moves)
+            yield self.problem.space.improve(fewest, None, until, self.options)
 
     def _search(self) -> None:
         graph = self.problem.graph
-        moves, start = self._search_moves(), self.best
+        options, start = self._search_options(), self.best
         more_seconds = 0.0 if start is None else start.seconds - graph.seconds
         is_costly = more_seconds > graph.forward_seconds and start is not self.anew
-        if is_costly and not (self._is_large or self.is_recreated):
+        if is_costly and not (is_large(self.problem) or self.searches.are_recreated):
             start = None  # from an expensive schedule the search does not get far
         if start is None:  # as before, so with other moves
-            moves = dataclasses.replace(moves, seed=moves.seed + 1)
-        self._improve(start, self._until_again() if self.searches_again else self.stop, moves)
+            options = dataclasses.replace(options, seed=options.seed + 1)
+        self._improve(start, self._until_again() if self.searches.again else self.stop, options)
 
     def _until_again(self) -> Stop:
         """When the search that another one follows ends: its part of the work is done.
@@ -378,11 +327,13 @@ class _Search:
 
     def _search_again(self) -> None:
         """From nothing: a search that goes on from a good schedule may stay near it."""
-        moves = dataclasses.replace(self._search_moves(), seed=self.moves.seed + 2)
-        self._improve(None, self.stop, moves)
+        options = dataclasses.replace(self._search_options(), seed=self.options.seed + 2)
+        self._improve(None, self.stop, options)
 
-    def _improve(self, start: Schedule | None, until: Stop, moves: Moves) -> Schedule | None:
+    def _improve(
+        self, start: Schedule | None, until: Stop, options: SearchOptions
+    ) -> Schedule | None:
         """What a search from ``start`` finds; if it is cheaper than the best, it is the best."""
-        found = self.problem.space.improve(self.problem, start, until, moves)
+        found = self.problem.space.improve(self.problem, start, until, options)
         self.best = self.problem.cheapest([self.best, found])
         return found

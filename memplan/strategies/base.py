@@ -17,7 +17,8 @@ from memplan.search.aiming import SHARE_OF_TIME, aim_lower
 from memplan.search.segments import articulation_points
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces import Sequences, Space
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Space
 from memplan.util.numbers import is_amount, is_finite, plain, shown
 from memplan.util.stop import Stop
 

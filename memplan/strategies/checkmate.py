@@ -12,7 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import (
@@ -23,7 +23,7 @@ from memplan.strategies.base import (
     check_options,
 )
 from memplan.strategies.least import least
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 
 # Without a budget, the part of the time in which the least memory is looked for.
@@ -74,7 +74,7 @@ class Checkmate:
         stop = problem.stop(self.time_limit, effort=self.effort)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            lowest = least(problem, starts, stop.share(LEAST_SHARE), Moves(self.seed))
+            lowest = least(problem, starts, stop.share(LEAST_SHARE), SearchOptions(self.seed))
             if stop.is_over():
                 return Outcome(Status.FEASIBLE, lowest, cut_by_clock=True)
             lowest_problem = problem.within(problem.memory.nbytes(lowest))
@@ -85,9 +85,9 @@ class Checkmate:
         return self._cheapest(problem, starts, stop)
 
     def _cheapest(self, problem: Problem, starts: list[Schedule], stop: Stop) -> Outcome:
-        facts = [Refined(start, problem.graph.seconds) for start in starts]
+        facts = [Fact(start, problem.graph.seconds) for start in starts]
         share = 1.0 if problem.counts_live else self.program_share
-        options = Proving(
+        options = ProofOptions(
             self.solver,
             self.recompute_backward,
             self.thresholds,
@@ -101,10 +101,12 @@ class Checkmate:
             if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
                 return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
             start = outcome.schedule or next(iter(starts), None)
-            moves = Moves(self.seed, reorder=False, recompute_backward=self.recompute_backward)
-            schedule = problem.space.improve(problem, start, stop, moves)
+            search_options = SearchOptions(
+                self.seed, reorder=False, recompute_backward=self.recompute_backward
+            )
+            schedule = problem.space.improve(problem, start, stop, search_options)
             if schedule is not None:
-                facts.append(Refined(schedule, 0.0))
+                facts.append(Fact(schedule, 0.0))
         except KeyboardInterrupt:
             if problem.cheapest(fact.schedule for fact in facts) is None:
                 raise
@@ -112,7 +114,7 @@ class Checkmate:
         return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)
 
 
-def _outcome(problem: Problem, facts: list[Refined]) -> Outcome:
+def _outcome(problem: Problem, facts: list[Fact]) -> Outcome:
     """What the program's bounds and schedules amount to."""
     best = problem.cheapest(fact.schedule for fact in facts)
     # A schedule in another order may be there although none in base order is within the budget.

@@ -2,7 +2,7 @@
 
 Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020
 (arXiv:1910.02653), section 5. The program is :mod:`memplan.programs.stage_program`, the rounding
-:mod:`memplan.programs.rounding`. The search, which is not Checkmate's, is
+:mod:`memplan.programs.stage_rounding`. The search, which is not Checkmate's, is
 :mod:`memplan.search.eviction`.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from memplan.memory.memory import Live, cheapest
-from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
+from memplan.programs.stage_rounding import relaxation, roundings
 from memplan.search.eviction import Evictions, lowest_or_end
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 
 # What part of the time goes into schedules to begin with.
@@ -21,7 +21,9 @@ SMALLEST_STEP = 0.001
 STEP_SHARE = 0.25
 
 
-def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves) -> Schedule:
+def least(
+    problem: Problem, starts: Sequence[Schedule], stop: Stop, options: SearchOptions
+) -> Schedule:
     """The schedule of the fewest bytes found that takes no more than ``problem.most_seconds``.
 
     An interrupt ends the search with what is found so far.
@@ -31,20 +33,22 @@ def least(problem: Problem, starts: Sequence[Schedule], stop: Stop, moves: Moves
     in_one_go: list[Schedule | None] = []
     try:
         if space.takes_at_most(problem.graph) <= problem.most_seconds:
-            in_one_go = [space.improve(problem, problem.cheapest(schedules), stop, moves)]
+            in_one_go = [space.improve(problem, problem.cheapest(schedules), stop, options)]
         # A search in one go does not see what further runs take; one within a budget keeps it.
         if not in_one_go or problem.memory.counts_runs:
-            schedules += space.beginnings(problem, stop.share_of_work(BEGINNINGS_SHARE), moves)
-            _step_down(problem, schedules, stop, moves)
+            schedules += space.beginnings(problem, stop.share_of_work(BEGINNINGS_SHARE), options)
+            _step_down(problem, schedules, stop, options)
     except KeyboardInterrupt:
         stop.end()
     return problem.cheapest([*schedules, *in_one_go]) or schedules[0]
 
 
-def _step_down(problem: Problem, schedules: list[Schedule], stop: Stop, moves: Moves) -> None:
+def _step_down(
+    problem: Problem, schedules: list[Schedule], stop: Stop, options: SearchOptions
+) -> None:
     """Add to ``schedules`` what is found within less and less memory."""
     best = problem.cheapest(schedules) or schedules[0]
-    enough = dataclasses.replace(moves, enough_seconds=problem.most_seconds)
+    enough = dataclasses.replace(options, enough_seconds=problem.most_seconds)
     step = FIRST_STEP
     while step > SMALLEST_STEP and not stop.is_over():
         aim = int((1.0 - step) * problem.memory.nbytes(best))

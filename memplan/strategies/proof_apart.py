@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from memplan.programs.order_tree import raise_bound
-from memplan.programs.refinement import Proving
+from memplan.programs.proof import ProofOptions
 from memplan.step.graph import TrainingGraph
 from memplan.util.processes import calling_main, check_can_start, end_with
 from memplan.util.stop import Stop
@@ -31,7 +31,7 @@ class ProofApart:
     """What :func:`memplan.programs.order_tree.raise_bound` proves before ``stop`` is over."""
 
     def __init__(
-        self, graph: TrainingGraph, budget_nbytes: int, stop: Stop, options: Proving
+        self, graph: TrainingGraph, budget_nbytes: int, stop: Stop, options: ProofOptions
     ) -> None:
         """Begin; OSError where no process can be started."""
         check_can_start()

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.strategies.base import Problem
 from memplan.strategies.proof_apart import ProofApart
 from memplan.util.stop import Stop
@@ -41,10 +41,10 @@ class ProofBeside:
     of the ``with`` block the thread, or process, ends.
     """
 
-    def __init__(self, problem: Problem, stop: Stop, options: Proving) -> None:
+    def __init__(self, problem: Problem, stop: Stop, options: ProofOptions) -> None:
         self._problem, self._stop, self._options = problem, stop, options
         self._until = stop
-        self._facts: list[Refined] = []
+        self._facts: list[Fact] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._apart: ProofApart | None = None
@@ -88,14 +88,14 @@ class ProofBeside:
     def _prove(self) -> None:
         self._problem.space.prove(self._problem, self._until, self._options, self._facts)
 
-    def facts(self) -> list[Refined]:
+    def facts(self) -> list[Fact]:
         """What is proved in the end; so far, where an interrupt has ended the search."""
         is_interrupted = self._stop.is_ended
         if is_interrupted:
             self._until.end()
         bound = None if self._apart is None or is_interrupted else self._apart.bound()
         if bound is not None:
-            self._facts.append(Refined(None, bound.seconds))
+            self._facts.append(Fact(None, bound.seconds))
             if bound.cut_by_clock:
                 self._until.cut()
         elif self._thread is None:

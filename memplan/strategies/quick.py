@@ -20,7 +20,8 @@ from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
 from memplan.strategies.memonger import Memonger
-from memplan.strategies.spaces import LARGE, Sequences
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import LARGE
 from memplan.util.stop import Stop
 
 # Part of little time for these schedules, where no other is known.

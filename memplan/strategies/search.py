@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem, check_options
 from memplan.strategies.least import least
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import SearchOptions
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Search:
             return unplanned
         problem.space.prepare()
         stop = problem.stop(self.time_limit, effort=math.inf if self.rounds else self.effort)
-        moves = Moves(self.seed, self.rounds, self.reorder, self.recompute_backward)
+        options = SearchOptions(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            best: Schedule | None = least(problem, starts, stop, moves)
+            best: Schedule | None = least(problem, starts, stop, options)
         else:
             start = problem.cheapest(starts) or next(reversed(starts), None)
-            best = problem.space.improve(problem, start, stop, moves)
+            best = problem.space.improve(problem, start, stop, options)
         return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)

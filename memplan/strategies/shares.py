@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.search.round_kinds import MOST_RECREATED_FIRST
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import LARGE
+from memplan.strategies.spaces.space import LARGE
 from memplan.util.stop import Stop
 
 # Part of little time for what is proved: less where live bytes are not what counts, as what is

@@ -7,7 +7,7 @@ from typing import Any
 from memplan.memory.memory import Blocks
 from memplan.step.graph import TrainingGraph
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 
 
 def mirrored(graph: TrainingGraph, budget_nbytes: int | None, **options: Any) -> Problem:

@@ -30,7 +30,7 @@ COSTS = "roofline:v100"
 
 @pytest.fixture(autouse=True)
 def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.job.LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.2)
 
 
 def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:

@@ -16,7 +16,7 @@ from memplan.errors import ArgumentError, BudgetError, CostError
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.optimizer_states import states_nbytes
 from memplan.mxnet.realise.update_workspace import update_nbytes
-from memplan.planning import job, job_json
+from memplan.planning import job_json, least
 from memplan.planning.job import Job
 from memplan.planning.planner import plan
 from memplan.planning.realisation import trace
@@ -36,7 +36,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 import memplan
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
-from memplan.planning import job as planning_job
 from memplan.planning import known
+from memplan.planning import least as planning_least
 from memplan.planning.job import Job
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -109,7 +109,7 @@ def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = memplan.plan(_broad_end(), strategy="auto:effort=0.3", **BROAD_END)
-    monkeypatch.setattr(planning_job, "schedule_without_budget", lambda *_: None)
+    monkeypatch.setattr(planning_least, "schedule_without_budget", lambda *_: None)
     lowest, text = _lowest_of_refusal()
     assert lowest == plan.total_nbytes
     assert "An earlier plan of this process takes these bytes" in text

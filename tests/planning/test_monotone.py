@@ -14,7 +14,7 @@ from helpers.amounts import is_whole, long_except
 from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
-from memplan.planning import job as planning_job
+from memplan.planning import least as planning_least
 from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
@@ -85,14 +85,14 @@ def test_what_a_refusal_names_is_a_plan_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options: dict[str, Any] = {"strategy": Unlucky(), "data": (4, 3, 16, 16)}
-    monkeypatch.setattr(planning_job, "candidates", cut_by_the_clock)
+    monkeypatch.setattr(planning_least, "candidates", cut_by_the_clock)
     with pytest.raises(BudgetError) as caught:
         memplan.plan(_network(0), budget=1, **options)
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
     # As where it ends a search before it has found anything.
     monkeypatch.setattr(Search, "solve", Unlucky.solve)
-    monkeypatch.setattr(planning_job, "candidates", lambda problem, _: unplanned(problem))
+    monkeypatch.setattr(planning_least, "candidates", lambda problem, _: unplanned(problem))
     assert memplan.plan(_network(0), budget=lowest, **options).total_nbytes <= lowest
     with pytest.raises(BudgetError):
         memplan.plan(_network(1), budget=lowest // 2, **options)

@@ -31,7 +31,7 @@ from memplan.step.simulate import simulate
 from memplan.strategies.base import Outcome, Problem, Status
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 from memplan.util.stop import Stop
 
 pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")

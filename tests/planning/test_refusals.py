@@ -19,11 +19,13 @@ from helpers.networks import residual_net, two_headed_net
 from helpers.planning import NoDataclass, half_of_the_ops, quick
 from memplan.errors import ArgumentError, BudgetError, CostError, ScheduleError, TraceError
 from memplan.mxnet.trace.build import trace
-from memplan.planning import job as planning_job
+from memplan.planning import least
 from memplan.planning.apart import _fields
 from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.child import ChildJob
+from memplan.planning.job import Job
 from memplan.planning.plan import Attempt
+from memplan.planning.realised import realise
 from memplan.planning.without_budget import solvers_of_least
 from memplan.programs.moments import Moments
 from memplan.step.graph import reached
@@ -143,7 +145,7 @@ def test_any_time_is_worded_as_such(network: Any) -> None:
     with pytest.raises(BudgetError, match=", whatever its time") as caught:
         quick(network, strategy="memonger", budget=0.2, max_overhead=math.inf)
     assert "inf%" not in str(caught.value)
-    job = planning_job.Job.prepare(network[0], max_overhead=math.inf, **network[1])
+    job = Job.prepare(network[0], max_overhead=math.inf, **network[1])
     missed = Attempt("memonger", None, Status.NO_PLAN_FOUND, None, 0.0)
     text = str(budget_error(job, missed, "memonger"))
     assert "no plan, whatever its time" in text
@@ -179,11 +181,11 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
 def test_who_holds_the_lowest_is_named(realisation: str, holder: str) -> None:
     """By the process that plans, which knows of a realisation what a search asks of it."""
     net, shapes = residual_net(units=1)
-    prepared = planning_job.Job.prepare(net, realisation=realisation, **shapes)
+    prepared = Job.prepare(net, realisation=realisation, **shapes)
     unplanned = Schedule.unplanned(prepared.graph)
-    footprint = planning_job.realise(prepared, unplanned).footprint
+    footprint = realise(prepared, unplanned).footprint
     job = ChildJob(trace=prepared.trace, **_fields(prepared))
-    job._leasts[solvers_of_least(create("store_all"))] = planning_job.Least(
+    job._leasts[solvers_of_least(create("store_all"))] = least.Least(
         unplanned, footprint, unplanned, create("store_all"), cut_by_clock=False
     )
     missed = Attempt("store_all", 1, Status.NO_PLAN_FOUND, None, 0.0)
@@ -364,13 +366,13 @@ def test_without_a_budget_the_refusal_names_the_time() -> None:
 
 def test_a_large_graph_is_refused_without_annealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of it, beside the search without a budget, takes a minute at 2,000 ops."""
-    monkeypatch.setattr(planning_job, "LARGE", 300)
+    monkeypatch.setattr(least, "LARGE", 300)
     net, _, _ = unrolled(6)
     shapes: Any = {"data": (8, 6), "softmax_label": (8, 6)}
-    job = planning_job.Job.prepare(net, realisation="packed", **shapes)
-    assert len(job.graph.ops) > planning_job.LARGE
+    job = Job.prepare(net, realisation="packed", **shapes)
+    assert len(job.graph.ops) > least.LARGE
     monkeypatch.setattr(Search, "solve", None)
-    monkeypatch.setattr(planning_job, "schedule_without_budget", lambda *_: None)
+    monkeypatch.setattr(least, "schedule_without_budget", lambda *_: None)
     schedule, footprint, *_ = job.least_by(Auto())
     assert schedule.overhead <= MOST_OVERHEAD
     assert footprint.total_nbytes < 0.5 * job.unplanned.total_nbytes

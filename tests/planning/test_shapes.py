@@ -29,7 +29,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.validate import validate
 from memplan.strategies import Outcome, Problem
 from memplan.strategies.evict import Evict
-from memplan.strategies.spaces import Sequences
+from memplan.strategies.spaces.sequences import Sequences
 from memplan.util.stop import Stop
 
 LATE = Stop(math.inf)

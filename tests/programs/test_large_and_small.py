@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import pytest
 
 from helpers.planning import NEVER_SECONDS
-from memplan.programs.flag_refinement import refine_flags
+from memplan.programs.mirror_refinement import refine_flags
 from memplan.programs.moment_program import MomentProgram
 from memplan.programs.moments import Moments
-from memplan.programs.refinement import Proving
+from memplan.programs.proof import ProofOptions
 from memplan.programs.solver import SOLVERS, Program
 from memplan.programs.stage_program import StageProgram
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 from memplan.util.stop import Stop
 from oracles.flags import BruteForceFlags
 
@@ -101,5 +101,5 @@ def test_flags_prove_nothing_that_is_wrong(solver: str) -> None:
     budget = 13 * many + 8
     optimum = BruteForceFlags().solve(Problem(graph, budget, space=Flags())).schedule
     assert optimum is not None
-    for fact in refine_flags(graph, budget, Stop.after(NEVER_SECONDS), Proving(solver=solver)):
+    for fact in refine_flags(graph, budget, Stop.after(NEVER_SECONDS), ProofOptions(solver=solver)):
         assert fact.bound_seconds <= optimum.seconds

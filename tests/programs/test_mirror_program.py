@@ -35,11 +35,11 @@ from helpers.networks import Network, unrolled_lstm
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ScheduleError
 from memplan.mxnet.trace.build import trace
-from memplan.programs import flag_refinement
-from memplan.programs.flag_refinement import _moments, refine_flags
+from memplan.programs import mirror_refinement
 from memplan.programs.linear import Linear
 from memplan.programs.mirror_program import MirrorProgram
-from memplan.programs.refinement import Proving
+from memplan.programs.mirror_refinement import _moments, refine_flags
+from memplan.programs.proof import ProofOptions
 from memplan.programs.solver import SOLVERS, Program
 from memplan.step.costs import with_costs
 from memplan.step.graph import Handover, Op, TrainingGraph
@@ -168,8 +168,8 @@ def test_what_fits_to_the_byte_is_not_proved_infeasible(
     peaks = [simulate(mirror(graph, frozenset(flags))).peak_nbytes for flags in sets]
     for budget in sorted({peak for peak in peaks if peak < peaks[0]}):
         taken["fits"] += 1
-        refined = refine_flags(graph, budget, Stop.after(NEVER_SECONDS), Proving())
-        assert not any(math.isinf(found.bound_seconds) for found in refined)
+        facts = refine_flags(graph, budget, Stop.after(NEVER_SECONDS), ProofOptions())
+        assert not any(math.isinf(fact.bound_seconds) for fact in facts)
 
 
 def test_a_copy_runs_when_it_is_asked_for_not_when_it_is_needed() -> None:
@@ -322,9 +322,9 @@ def test_all_solves_together_have_so_many_looks(monkeypatch: pytest.MonkeyPatch)
     graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes * 6 // 10
     stop, bounds = Stop.after(NEVER_SECONDS), []
-    for looks in (1.0, flag_refinement.LOOKS):
-        monkeypatch.setattr(flag_refinement, "LOOKS", looks)
-        *_, last = refine_flags(graph, budget, stop, Proving(effort=0.25))
+    for looks in (1.0, mirror_refinement.LOOKS):
+        monkeypatch.setattr(mirror_refinement, "LOOKS", looks)
+        *_, last = refine_flags(graph, budget, stop, ProofOptions(effort=0.25))
         bounds.append(last.bound_seconds)
         assert (last.schedule is None) is (looks == 1.0)
     assert graph.seconds <= bounds[0] <= bounds[1]

@@ -15,8 +15,9 @@ from helpers.graphs import UNIT, tensors, unit_chain
 from helpers.planning import NEVER_SECONDS
 from helpers.small_graphs import small_graphs
 from memplan.programs.moment_program import MomentProgram, moment_bound
+from memplan.programs.moment_refinement import refine_moments
 from memplan.programs.moments import Moments
-from memplan.programs.refinement import Proving, refine
+from memplan.programs.proof import ProofOptions
 from memplan.programs.solver import Program
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -195,30 +196,30 @@ def test_refined_schedules_fit_and_cost_no_less_than_the_bound(
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     highest = 0.0
-    proving = Proving(looks=data.draw(st.sampled_from([math.inf, 1e3, 1.0])))
-    for refined in refine(graph, budget, Stop(math.inf), proving):
-        assert highest <= refined.bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
-        highest = refined.bound_seconds
-        if refined.schedule is not None:
+    proving = ProofOptions(looks=data.draw(st.sampled_from([math.inf, 1e3, 1.0])))
+    for fact in refine_moments(graph, budget, Stop(math.inf), proving):
+        assert highest <= fact.bound_seconds <= optimum.seconds + 1e-6 * graph.seconds
+        highest = fact.bound_seconds
+        if fact.schedule is not None:
             taken["refined"] += 1
-            assert validate(refined.schedule).valid
-            assert simulate(refined.schedule).peak_nbytes <= budget
+            assert validate(fact.schedule).valid
+            assert simulate(fact.schedule).peak_nbytes <= budget
 
 
 def test_refinement_ends_after_so_many_looks() -> None:
     graph, budget, stop = unit_chain(24), 6 * UNIT, Stop.after(NEVER_SECONDS)
-    whole = list(refine(graph, budget, stop, Proving()))
-    begun = list(refine(graph, budget, stop, Proving(looks=1.0)))
+    whole = list(refine_moments(graph, budget, stop, ProofOptions()))
+    begun = list(refine_moments(graph, budget, stop, ProofOptions(looks=1.0)))
     assert 1 == len(begun) < len(whole)
     assert graph.seconds < begun[0].bound_seconds <= whole[-1].bound_seconds
-    assert begun == list(refine(graph, budget, stop, Proving(looks=1.0)))
+    assert begun == list(refine_moments(graph, budget, stop, ProofOptions(looks=1.0)))
     assert not stop.cut_by_clock
 
 
 def test_refinement_proves_that_nothing_fits() -> None:
-    (refined,) = refine(unit_chain(8), 2 * UNIT - 1, Stop(math.inf), Proving())
-    assert refined.schedule is None
-    assert math.isinf(refined.bound_seconds)
+    (fact,) = refine_moments(unit_chain(8), 2 * UNIT - 1, Stop(math.inf), ProofOptions())
+    assert fact.schedule is None
+    assert math.isinf(fact.bound_seconds)
 
 
 def test_an_answer_keeps_what_only_recomputation_reads() -> None:
@@ -234,7 +235,7 @@ def test_an_answer_keeps_what_only_recomputation_reads() -> None:
     )
     tensors = tuple(Tensor(f"t{i}", size * 1024, size * 256) for i, size in enumerate(sizes))
     graph = TrainingGraph(ops, tensors, (5,), 4)
-    first = next(refine(graph, 10 * 1024, Stop(math.inf), Proving()))
+    first = next(refine_moments(graph, 10 * 1024, Stop(math.inf), ProofOptions()))
     assert first.schedule is not None
     assert validate(first.schedule, 10 * 1024).valid
     assert first.schedule.seconds == pytest.approx(15.0)

@@ -19,7 +19,7 @@ from memplan.programs.moment_program import Bound, MomentProgram
 from memplan.programs.moment_ranking import fullest_between
 from memplan.programs.moments import Moments
 from memplan.programs.order_tree import OrderTree, raise_bound
-from memplan.programs.refinement import RECOMPUTED, Proving
+from memplan.programs.proof import RECOMPUTED, ProofOptions
 from memplan.programs.solver import Program
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -152,7 +152,7 @@ def test_where_no_gap_is_allowed_every_tensor_counts(
     tensors = tuple(Tensor(f"t{a}", size, size) for a, size in enumerate(sizes))
     tree = OrderTree(
         dataclasses.replace(graph, tensors=tensors),
-        *(90_000, Stop(math.inf), Proving(gap_seconds=gap_seconds)),
+        *(90_000, Stop(math.inf), ProofOptions(gap_seconds=gap_seconds)),
     )
     assert (tree.relaxed_moments.class_of[0] >= 0) == is_counted
     assert min(*tree.relaxed_moments.class_of[1:], *tree.moments.class_of) >= 0
@@ -172,10 +172,10 @@ def test_no_schedule_in_any_order_takes_less_than_the_tree_says(
     enough = least + data.draw(st.sampled_from([math.inf, 0.0, -0.5]))
     highest = graph.seconds
     candidates = data.draw(st.lists(st.sampled_from(range(len(graph.ops))), unique=True))
-    options = Proving(effort=0.2, candidates=tuple(candidates), enough_seconds=enough)
-    for refined in raise_bound(graph, budget, Stop(math.inf), options):
-        assert highest <= refined.bound_seconds
-        highest = refined.bound_seconds
+    options = ProofOptions(effort=0.2, candidates=tuple(candidates), enough_seconds=enough)
+    for fact in raise_bound(graph, budget, Stop(math.inf), options):
+        assert highest <= fact.bound_seconds
+        highest = fact.bound_seconds
     assert highest <= least + 1e-5 * graph.seconds
     taken["dearer"] += graph.seconds < least < math.inf
     taken["impossible"] += least == math.inf
@@ -187,7 +187,7 @@ def tree_of_four_branches() -> OrderTree:
     branches = [Op(f"branch{a}", "op", (0,), (a,), 1.0) for a in range(1, 5)]
     ops = (Op("source", "op", (), (0,), 1.0), *branches, Op("last", "op", (1, 2, 3, 4), (5,), 1.0))
     graph = TrainingGraph(ops, tuple(Tensor(f"t{a}", 2, 2) for a in range(6)), (5,), 6)
-    return OrderTree(graph, 9, Stop(math.inf), Proving())
+    return OrderTree(graph, 9, Stop(math.inf), ProofOptions())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -232,7 +232,7 @@ def test_of_moments_that_gain_as_much_the_one_with_fewest_places_is_taken(
 def test_candidates_that_are_given_are_looked_at_beside_others() -> None:
     """And not in their place: on a large graph, those of a poor plan would take all of the time."""
     graph = tree_of_four_branches().graph
-    tree = OrderTree(graph, 9, Stop(math.inf), Proving(candidates=(2, 3, 4)))
+    tree = OrderTree(graph, 9, Stop(math.inf), ProofOptions(candidates=(2, 3, 4)))
     tree.gains |= dict.fromkeys((0, 1, 5), 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.programs.order_tree.TRIALS", 2)
@@ -289,7 +289,7 @@ def test_the_fullest_first_run_between_two_recomputations() -> None:
 def test_a_bound_alone_is_raised_as_far_as_it_ends_the_search_of_the_best() -> None:
     graph = tree_of_four_branches().graph
     best = Schedule.sequence(graph, (0, 1, 0, 2, 3, 4, 0, 5))
-    options = Proving(gap_seconds=0.5)
+    options = ProofOptions(gap_seconds=0.5)
     told = options.of_bound_alone(best)
     assert told.enough_seconds == best.seconds - 0.5
     assert told.candidates == fullest_between(best, RECOMPUTED * graph.seconds)
@@ -308,7 +308,7 @@ def test_a_graph_whose_ops_take_no_time_has_a_bound_of_none() -> None:
     ]
     tensors = tuple(Tensor(f"t{a}", 2, 1) for a in range(len(ops)))
     tree = OrderTree(
-        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), Proving()
+        TrainingGraph(tuple(ops), tensors, (4,), len(ops)), 7, Stop(math.inf), ProofOptions()
     )
     while tree.grow():
         pass

@@ -20,7 +20,8 @@ from helpers.small_convolutions import (
 )
 from memplan.memory.layouts import kept_nbytes
 from memplan.mxnet.realise.estimate import onednn_kernels
-from memplan.mxnet.realise.estimate.layout_copies import copies, rules
+from memplan.mxnet.realise.estimate.layout_copies import copies
+from memplan.mxnet.realise.estimate.layout_rules import rules
 from memplan.planning.job import Job
 from memplan.planning.realisation import load, trace
 from memplan.step.schedule import Schedule

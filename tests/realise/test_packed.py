@@ -46,7 +46,7 @@ from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise import packed_memory
 from memplan.mxnet.realise.lowering import lower
-from memplan.planning import job
+from memplan.planning import least
 from memplan.planning.plan import Plan
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -101,7 +101,7 @@ NET, SHAPES = residual_net(batch=16)
 
 @pytest.fixture(autouse=True)
 def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
 
 
 def planned(budget: Any, strategy: str = "auto:effort=0.2", **options: Any) -> Plan:

@@ -26,7 +26,7 @@ from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import Lowered, lower
 from memplan.mxnet.trace.build import Trace
-from memplan.planning import job
+from memplan.planning import least
 from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
 from memplan.step.graph import UPDATE
@@ -232,7 +232,7 @@ def wide() -> Network:
 
 @pytest.mark.parametrize("network", long_unless([wide, residual_net], lambda net: net is wide))
 def test_plans_get_lower(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
     for budget in ("64MiB", None):
         after, within = (planned(r, budget, network) for r in ("packed", "updating"))
         assert within.fixed_nbytes == after.fixed_nbytes

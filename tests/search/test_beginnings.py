@@ -11,9 +11,11 @@ from helpers.graphs import UNIT, unit_chain
 from memplan.search.eviction import Evictions
 from memplan.search.kernels.annealing import BEST_SECONDS
 from memplan.search.kernels.arrays import Array
+from memplan.search.mending import MENDING
 from memplan.search.round_kinds import FIRST_TO_MEND, Round
-from memplan.search.rounds import Rounds, Rules
-from memplan.search.sequence_search import MENDING, cheapest
+from memplan.search.rounds import Rounds
+from memplan.search.sequence_search import cheapest
+from memplan.search.sequences import Rules
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 

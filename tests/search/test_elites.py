@@ -16,8 +16,9 @@ from helpers.graphs import UNIT, training_graphs, unit_chain
 from memplan.search import elites
 from memplan.search.elites import MOST, Elite, Elites
 from memplan.search.kernels.annealing import BEST_SECONDS, Best
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import cheapest
+from memplan.search.sequences import Rules
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

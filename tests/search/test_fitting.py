@@ -13,9 +13,10 @@ from memplan.search import speed
 from memplan.search.kernels.arrays import Array
 from memplan.search.kernels.packing import list_buffers, quick_nbytes
 from memplan.search.kernels.sequence import load
+from memplan.search.mending import MENDING
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
-from memplan.search.sequence_search import MENDING
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

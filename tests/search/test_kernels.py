@@ -34,8 +34,8 @@ from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels import mirroring
 from memplan.search.kernels.mirroring import Evaluator
-from memplan.search.rounds import Rules
 from memplan.search.sequence_search import search
+from memplan.search.sequences import Rules
 from memplan.step.graph import MAX_NBYTES, Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

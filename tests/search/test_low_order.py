@@ -15,7 +15,8 @@ from memplan.search.elites import Elites
 from memplan.search.kernels.annealing import BEST_SECONDS
 from memplan.search.low_order import low_order
 from memplan.search.round_kinds import SHORT
-from memplan.search.rounds import Rounds, Rules
+from memplan.search.rounds import Rounds
+from memplan.search.sequences import Rules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.validate import validate

@@ -31,7 +31,8 @@ from memplan.search.kernels.packing import (
 from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import LENGTH, OP
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.search.settling import EXTRA, change_to_pack, settle
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.schedule import Schedule

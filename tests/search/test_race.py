@@ -12,7 +12,8 @@ from memplan.search.kernels.annealing import Best
 from memplan.search.kernels.arrays import Array
 from memplan.search.race import BEGUN, CONTINUED, race
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules
+from memplan.search.rounds import Rounds
+from memplan.search.sequences import Rules
 from memplan.util.stop import Stop
 
 RULES = Rules(recompute_backward=False, reorder=True, match_ranges=())

@@ -16,7 +16,8 @@ from memplan.search.kernels.ruining import ruin
 from memplan.search.kernels.sequence import insert, load, remove
 from memplan.search.kernels.state import EARLIER, EXCESS, LENGTH, OP, copy_state
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

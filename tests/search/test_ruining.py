@@ -15,7 +15,8 @@ from memplan.search.kernels.ruining import AVOIDED, AVOIDING, reorder_some, ruin
 from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import BUDGET, CHANGES, EXCESS, LENGTH, OP, copy_state
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -51,7 +52,7 @@ def test_what_is_put_elsewhere_is_legal_and_counted(
     length, budget = int(state.totals[LENGTH]), int(state.totals[BUDGET])
     sequence, live = state.steps[OP, :length].copy(), state.live[:length].copy()
     excess, seconds = int(state.totals[EXCESS]), float(state.seconds[0])
-    assert search._legal(sequence)
+    assert search.is_legal(sequence)
     load(model, state, sequence, length, budget)
     assert state.live[:length].tolist() == live.tolist()
     assert (int(state.totals[EXCESS]), round(float(state.seconds[0]), 9)) == (

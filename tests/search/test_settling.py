@@ -14,12 +14,14 @@ import pytest
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import held_out
 from memplan.memory.memory import Live
-from memplan.search import rounds, sequence_search, settling
+from memplan.search import mending, rounds, settling
 from memplan.search.eviction import Evictions, Start, improve_best
 from memplan.search.kernels.arrays import Array
+from memplan.search.mending import mend
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
-from memplan.search.sequence_search import _settled, cheapest, search
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequence_search import cheapest, search
+from memplan.search.sequences import Rules
 from memplan.search.settling import BRIEF_PLACEMENTS, MOST_PLACEMENTS, settle
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -148,7 +150,7 @@ def test_the_first_look_is_brief_where_something_fits_and_mending_packs(
     monkeypatch: pytest.MonkeyPatch, is_begun: bool, is_packed: bool
 ) -> None:
     """Close ones took most of three seconds; where nothing fits a brief one could lose a plan."""
-    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 1000 if is_packed else 0)
+    monkeypatch.setattr("memplan.search.rounds.MOST_RECREATED", 1000 if is_packed else 0)
     graph, budget, looks = unit_chain(16), 4000, list[bool]()
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 100)
     if is_begun:  # with what costs twice as much
@@ -158,12 +160,12 @@ def test_the_first_look_is_brief_where_something_fits_and_mending_packs(
         looks.append(briefly)
         return settle(search, budget, briefly=briefly, **options)
 
-    monkeypatch.setattr(sequence_search, "settle", noted)
+    monkeypatch.setattr(mending, "settle", noted)
     rounds.round = (  # type: ignore[method-assign, assignment]
         lambda *_, **__: rounds.offer(rounds.unplanned, budget)
     )
     rounds.offer(rounds.unplanned, budget)
-    _settled(rounds, budget, budget)
+    mend(rounds, budget, budget)
     assert looks[0] is (is_begun and is_packed)
     assert not any(looks[1:])
 
@@ -236,7 +238,7 @@ def test_aims_fall_by_what_is_over_and_by_half_of_it_at_first_where_mending_pack
     falls: list[int],
 ) -> None:
     """By a percent of the aim at most; where what fits is nearly as cheap, once."""
-    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 1000 if is_packed else 0)
+    monkeypatch.setattr("memplan.search.rounds.MOST_RECREATED", 1000 if is_packed else 0)
     graph, budget = unit_chain(16), 4000
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: over)
     near, dear = rounds.schedule(rounds.unplanned), Schedule.sequence(graph, [0, *range(33)])
@@ -250,7 +252,7 @@ def test_aims_fall_by_what_is_over_and_by_half_of_it_at_first_where_mending_pack
 
     rounds.round = noted  # type: ignore[method-assign, assignment]
     rounds.offer(rounds.unplanned, budget)
-    next_aim = _settled(rounds, budget, budget)
+    next_aim = mend(rounds, budget, budget)
     assert next_aim == ((aims[-1] + budget + 1) // 2 if is_packed else aims[-1])
     assert [one - other for one, other in pairwise(aims)] == falls
 
@@ -266,7 +268,7 @@ def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
     monkeypatch: pytest.MonkeyPatch, fits: bool, expected: list[int]
 ) -> None:
     """Else the search went on with more bytes than that in which the last one did not fit."""
-    monkeypatch.setattr(sequence_search, "MOST_RECREATED", 0)
+    monkeypatch.setattr("memplan.search.rounds.MOST_RECREATED", 0)
     graph, budget, aims = unit_chain(16), 4000, [4000]
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=lambda *_, **__: 99)
     if fits:  # what costs twice as much
@@ -279,7 +281,7 @@ def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
 
     rounds.round = noted  # type: ignore[method-assign, assignment]
     rounds.offer(rounds.unplanned, budget)
-    assert _settled(rounds, budget, budget) == aims[-1]
+    assert mend(rounds, budget, budget) == aims[-1]
     assert aims == expected
 
 
@@ -294,7 +296,7 @@ def test_where_a_round_packs_nothing_what_it_ends_with_is_looked_at_closely() ->
     end = np.array([*range(16), 15, *range(16, 33)])
     rounds.round = lambda *_, **__: end  # type: ignore[method-assign, assignment]
     rounds.offer(rounds.unplanned, budget)
-    _settled(rounds, budget, budget)
+    mend(rounds, budget, budget)
     best = rounds.best()
     assert best is not None
     assert best.ops == tuple(end)
@@ -309,7 +311,7 @@ def test_what_is_over_by_a_rough_count_only_is_not_lost() -> None:
     graph, budget = unit_chain(16), 7 * UNIT
     rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=excess)
     rounds.round(Round(False, 2.0, 0.3, recreates=True), budget)
-    _settled(rounds, budget, budget, roughly=True)
+    mend(rounds, budget, budget, roughly=True)
     best = rounds.best()
     assert best is not None
     assert simulate(best).peak_nbytes <= budget

@@ -16,9 +16,10 @@ from helpers.graphs import UNIT, tensors, training_graphs, unrolled
 from memplan.memory.memory import Live
 from memplan.search.choosing import Choosing
 from memplan.search.eager import better_order, mirrored_order, reordered
-from memplan.search.rounds import Rounds, Rules
+from memplan.search.rounds import Rounds
 from memplan.search.segments import articulation_points
 from memplan.search.sequence_search import search
+from memplan.search.sequences import Rules
 from memplan.search.slices import _Sequences, sliced_schedules
 from memplan.step.graph import Op, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -26,7 +27,7 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.remember import forget
 from memplan.util.stop import Stop
 
@@ -193,7 +194,7 @@ def test_a_search_recreates_from_slices_where_what_it_has_is_expensive(
     from_slices = found()
     start = min(made(graph, budget), key=lambda schedule: schedule.overhead)
     assert found(start).overhead <= start.overhead
-    monkeypatch.setattr("memplan.search.sequence_search.FAR_OVERHEAD", 10.0)
+    monkeypatch.setattr("memplan.search.beginnings.FAR_OVERHEAD", 10.0)
     assert found().overhead > from_slices.overhead
 
 
@@ -239,5 +240,5 @@ def test_a_search_of_auto_begins_with_slices_where_no_drops_fit() -> None:
     rules: dict[str, Any] = {"recompute_backward": False, "reorder": True, "seed": 0, "few": False}
     assert Choosing(graph, **rules).solve(budget, Stop.after(1e5)) is None
     problem = Problem(graph, budget, memory=Live())
-    found = problem.space.beginnings(problem, Stop.after(1e5), Moves())
+    found = problem.space.beginnings(problem, Stop.after(1e5), SearchOptions())
     assert any(validate(schedule, budget).valid for schedule in found)

@@ -16,8 +16,8 @@ from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
 from memplan.search.kernels.annealing import anneal as anneal_sequences
 from memplan.search.kernels.sequence import load
-from memplan.search.rounds import Rules
 from memplan.search.sequence_search import compile_search, search
+from memplan.search.sequences import Rules
 from memplan.step.schedule import Schedule
 from memplan.util import stop as stop_module
 from memplan.util.stop import Pace, Stop

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.graphs import UNIT, tensors, training_graphs, unit_chain, unrolled
-from memplan.search import sequence_search, settling, tidying
+from memplan.search import beginnings, settling, tidying
 from memplan.search.kernels.arrays import Array
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
+from memplan.search.sequences import Rules
 from memplan.search.settling import settle
 from memplan.search.tidying import tidied
 from memplan.step.graph import Op, TrainingGraph
@@ -70,7 +71,7 @@ def test_what_many_read_takes_no_longer(monkeypatch: pytest.MonkeyPatch) -> None
         tidying._InTurn, "_gain", lambda turn, step: looks.append(step) or gain(turn, step)
     )
     search = searching(graph)
-    assert search._legal(tidied(search.model, search.unplanned))
+    assert search.is_legal(tidied(search.model, search.unplanned))
     assert len(looks) < 10 * len(graph.ops)
 
 
@@ -93,7 +94,7 @@ def test_every_run_reads_what_it_has_read(data: st.DataObject) -> None:
     sequence = data.draw(sequences(search))
     before = search.schedule(sequence)
     order = tidied(search.model, sequence)
-    assert search._legal(order)
+    assert search.is_legal(order)
     after = search.schedule(order)
     assert validate(after).valid
     assert reads_of(after) == reads_of(before)
@@ -155,9 +156,9 @@ def test_races_from_slices_aim_lower_until_what_they_find_fits(
     def over(*_: Any, **options: Any) -> int:
         return excesses.pop(0) if options.get("briefly") else 0
 
-    monkeypatch.setattr(sequence_search, "race", raced)
-    monkeypatch.setattr(sequence_search, "settle", over)
-    sequence_search._sliced_start(search, budget, roughly=False)
+    monkeypatch.setattr(beginnings, "race", raced)
+    monkeypatch.setattr(beginnings, "settle", over)
+    beginnings._sliced_start(search, budget, roughly=False)
     assert aims == [budget, budget - 2 * UNIT, budget - 2 * UNIT - UNIT // 2]
     assert not excesses
     assert math.isfinite(search.stop.work_left)
@@ -178,8 +179,8 @@ def test_what_a_race_has_found_is_mended_where_the_next_finds_nothing(
         if len(aims) == 1:
             search.offer(min(starts, key=search.live_peak), 2 * budget)
 
-    monkeypatch.setattr(sequence_search, "race", raced)
-    sequence_search._sliced_start(search, 2 * budget, roughly=False)
+    monkeypatch.setattr(beginnings, "race", raced)
+    beginnings._sliced_start(search, 2 * budget, roughly=False)
     assert len(aims) == 2
     assert best_sequence(search.found).tolist() == search.first.tolist()
     assert search.found.figures[1] < settled[1]

@@ -14,8 +14,9 @@ from memplan.search.kernels.sequence import load
 from memplan.search.kernels.state import CHANGES, MOST_WIDTH, WIDTH, sequence_state
 from memplan.search.rematerialize import repeatable
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds, Rules, best_sequence
+from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import search
+from memplan.search.sequences import Rules
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

@@ -21,17 +21,19 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import allocate, best_allocation
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.memory.packing import ALIGNMENT
-from memplan.programs.refinement import Refined
+from memplan.programs.proof import Fact
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.step.graph import Tensor, TrainingGraph
 from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, auto, create, names, quick, spaces
+from memplan.strategies import Status, auto, create, names, quick, searches
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
-from memplan.strategies.spaces import Moves, Sequences
+from memplan.strategies.spaces import sequences, space
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
@@ -127,10 +129,10 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.strategies.spaces.search", interrupted)
+    monkeypatch.setattr("memplan.strategies.spaces.sequences.search", interrupted)
     graph = unit_chain(16)
-    for interrupted_part in ("search", "refine"):
-        monkeypatch.setattr(f"memplan.strategies.spaces.{interrupted_part}", interrupted)
+    for interrupted_part in ("search", "refine_moments"):
+        monkeypatch.setattr(f"memplan.strategies.spaces.sequences.{interrupted_part}", interrupted)
         outcome = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
         assert outcome.schedule is not None
         assert simulate(outcome.schedule).peak_nbytes <= 8 * UNIT
@@ -144,7 +146,7 @@ def test_a_large_graph_has_a_plan_in_little_memory(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = unit_chain(100, nelements=ALIGNMENT)
-    for room in (auto, spaces, quick):
+    for room in (searches, sequences, space, quick):
         monkeypatch.setattr(room, "LARGE", len(graph.ops) - 1)
     budget = 16 * ALIGNMENT * UNIT
     problem = Problem(graph, budget, memory, time_limit=NEVER_SECONDS)
@@ -217,7 +219,7 @@ def test_what_is_proved_already_ends_a_search() -> None:
     assert schedule is not None
     known = dataclasses.replace(problem, start=schedule, bound_seconds=schedule.seconds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spaces.Sequences, "prove", None)  # and is not called
+        patch.setattr(Sequences, "prove", None)  # and is not called
         again = Auto(effort=0.1).solve(known)
     assert again.status is Status.OPTIMAL
     assert again.schedule == schedule
@@ -234,7 +236,7 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
     def prove(*arguments: Any) -> None:
         only_bounds.append(arguments[3].enough_seconds is not None)
         assert bool(arguments[3].candidates) is only_bounds[-1]
-        arguments[4].append(Refined(None, 25.0 + len(only_bounds)))
+        arguments[4].append(Fact(None, 25.0 + len(only_bounds)))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     monkeypatch.setattr(Sequences, "improve", lambda *arguments: arguments[2])
@@ -248,9 +250,7 @@ def test_what_is_proved_in_the_end_may_be_that_there_is_no_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def prove(*arguments: Any) -> None:
-        arguments[4].append(
-            Refined(None, 25.0 if arguments[3].enough_seconds is None else math.inf)
-        )
+        arguments[4].append(Fact(None, 25.0 if arguments[3].enough_seconds is None else math.inf))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     problem = Problem(unit_chain(12), 2 * UNIT, time_limit=NEVER_SECONDS)
@@ -275,12 +275,12 @@ def test_greedy_schedules_in_blocks_of_large_graphs_get_the_same_work_each(
         stop.spend(10 * stop.work_left)
         return Schedule.unplanned(graph) if aim == problem.budget_nbytes else small
 
-    monkeypatch.setattr(spaces, "_search", searched)
+    monkeypatch.setattr(sequences, "_search", searched)
     for large, schedules in ((8, []), (0, [small])):
-        monkeypatch.setattr(spaces, "LARGE", large * len(graph.ops))
+        monkeypatch.setattr(space, "LARGE", large * len(graph.ops))
         stop = Stop.after(NEVER_SECONDS, work=1000.0)
-        assert Sequences()._greedy(problem, stop, Moves()) == schedules
-    assert given[1:] == [spaces.GREEDY_WORK * 1000.0] * 2
+        assert Sequences()._greedy(problem, stop, SearchOptions()) == schedules
+    assert given[1:] == [sequences.GREEDY_WORK * 1000.0] * 2
 
 
 def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(
@@ -290,7 +290,9 @@ def test_a_step_to_the_least_memory_ends_where_its_schedule_is_cheap_enough(
     problem = Problem(unit_chain(32), None)
     enough, improve = [], Sequences.improve
 
-    def noted(self: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Any:
+    def noted(
+        self: Sequences, part: Problem, start: Schedule, stop: Stop, moves: SearchOptions
+    ) -> Any:
         enough.append(moves.enough_seconds)
         return improve(self, part, start, stop, moves)
 
@@ -337,12 +339,14 @@ def test_short_graphs_are_searched_once_more_from_nothing(
     best = create("chen_greedy").solve(problem).schedule
     assert best is not None
 
-    def noted(_: Sequences, part: Problem, start: Schedule, stop: Stop, moves: Moves) -> Schedule:
+    def noted(
+        _: Sequences, part: Problem, start: Schedule, stop: Stop, moves: SearchOptions
+    ) -> Schedule:
         searched.append((start is not None, moves.seed))
         stop.spend(stop.work_left)
         return best
 
-    monkeypatch.setattr(auto, "MOST_ANEW", most)
+    monkeypatch.setattr(searches, "MOST_ANEW", most)
     monkeypatch.setattr(Sequences, "improve", noted)
     monkeypatch.setattr(Sequences, "prove", lambda *_: None)
     Auto(time_limit=NEVER_SECONDS, start=best, gap=0.0).solve(problem)
@@ -368,8 +372,8 @@ def test_after_a_proof_known_schedules_are_looked_at_roughly_where_time_is_short
     schedules = [Schedule.sequence(graph, [*range(k), *range(33)]) for k in range(4)]
     problem = Problem(graph, 40 * UNIT, memory=Slow())
     stop = Stop.after(250.0, work=1e9)
-    search = auto._Search(Auto(), problem, stop, Moves(), [])
-    search.known += [Refined(schedule, 0.0) for schedule in schedules]
+    search = auto._Search(Auto(), problem, stop, SearchOptions(), [])
+    search.known += [Fact(schedule, 0.0) for schedule in schedules]
     search._take()
     assert asked == [False, False, True, True]
     assert stop.cut_by_clock

@@ -130,7 +130,7 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memplan.programs.stage_refinement.refine", interrupted)
+    monkeypatch.setattr("memplan.programs.stage_refinement.refine_moments", interrupted)
     graph = unit_chain(8)
     outcome = Checkmate().solve(Problem(graph, 6 * UNIT))
     assert outcome.status is Status.FEASIBLE
@@ -306,7 +306,9 @@ def test_a_program_that_takes_too_long_to_build_is_left(monkeypatch: pytest.Monk
     graph = unit_chain(100)
     with pytest.raises(TimeoutError):
         StageProgram(graph, 4 * UNIT, Program("CBC"), stop=Stop(0.0))
-    monkeypatch.setattr("memplan.programs.stage_refinement.refine", lambda *_, **__: iter(()))
+    monkeypatch.setattr(
+        "memplan.programs.stage_refinement.refine_moments", lambda *_, **__: iter(())
+    )
     budget = simulate(Schedule.unplanned(graph)).peak_nbytes // 3
     outcome = Checkmate(time_limit=0.2).solve(Problem(graph, budget))
     assert outcome.status in (Status.FEASIBLE, Status.NO_PLAN_FOUND)

@@ -19,12 +19,14 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
-from memplan.strategies.auto import FEW, Auto
+from memplan.strategies.auto import Auto
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Flags, Moves
+from memplan.strategies.searches import FEW
+from memplan.strategies.spaces.flags import Flags
+from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop
 
 PLENTY = 1e5
@@ -131,7 +133,7 @@ def test_flags_are_annealed_from_what_search_starts_with() -> None:
     calls: list[tuple[Any, ...]] = []
 
     class Noting(Flags):
-        def improve(self, problem: Problem, start: Any, stop: Stop, moves: Moves) -> Any:
+        def improve(self, problem: Problem, start: Any, stop: Stop, moves: SearchOptions) -> Any:
             calls.append((start, stop.work_left, moves.seed))
             return super().improve(problem, start, stop, moves)
 

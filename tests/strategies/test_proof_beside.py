@@ -15,15 +15,15 @@ import pytest
 
 from helpers.graphs import UNIT, unit_chain
 from helpers.planning import NEVER_SECONDS
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.strategies import proof_beside
 from memplan.strategies.base import Problem
 from memplan.strategies.proof_apart import ProofApart
 from memplan.strategies.proof_beside import ProofBeside
-from memplan.strategies.spaces import Sequences
+from memplan.strategies.spaces.sequences import Sequences
 from memplan.util.stop import Stop
 
-OPTIONS = Proving(enough_seconds=1e9, effort=0.05)
+OPTIONS = ProofOptions(enough_seconds=1e9, effort=0.05)
 
 
 @pytest.fixture(params=[1, 2])
@@ -37,7 +37,7 @@ def proof(stop: Stop | None = None) -> ProofBeside:
     return ProofBeside(problem, stop or Stop.after(NEVER_SECONDS), OPTIONS)
 
 
-def proving(monkeypatch: pytest.MonkeyPatch, prove: Callable[[Stop, list[Refined]], None]) -> None:
+def proving(monkeypatch: pytest.MonkeyPatch, prove: Callable[[Stop, list[Fact]], None]) -> None:
     def called(*arguments: Any) -> None:
         prove(arguments[2], arguments[4])
 
@@ -142,7 +142,7 @@ def test_no_thread_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_nobody_asks_for_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def prove(stop: Stop, facts: list[Refined]) -> None:
+    def prove(stop: Stop, facts: list[Fact]) -> None:
         begun.set()
         while not stop.is_over():
             pass
@@ -174,7 +174,7 @@ def test_two_at_once_leave_the_turns_of_threads_as_they_were(
 
 
 def test_its_errors_are_raised(monkeypatch: pytest.MonkeyPatch, ncores: int) -> None:
-    def prove(stop: Stop, facts: list[Refined]) -> None:
+    def prove(stop: Stop, facts: list[Fact]) -> None:
         raise ZeroDivisionError
 
     proving(monkeypatch, prove)
@@ -207,8 +207,8 @@ def test_no_program_is_built_where_time_is_up(monkeypatch: pytest.MonkeyPatch) -
 def test_an_interrupt_of_the_search_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has proved by then counts: a script that was interrupted is not to wait."""
 
-    def prove(until: Stop, facts: list[Refined]) -> None:
-        facts.append(Refined(None, 1.0))
+    def prove(until: Stop, facts: list[Fact]) -> None:
+        facts.append(Fact(None, 1.0))
         while not until.is_over():
             time.sleep(0.001)
 
@@ -218,7 +218,7 @@ def test_an_interrupt_of_the_search_ends_the_thread(monkeypatch: pytest.MonkeyPa
     with proof(stop) as beside:
         beside.begin()
         stop.end()
-        assert beside.facts() == [Refined(None, 1.0)]
+        assert beside.facts() == [Fact(None, 1.0)]
 
 
 def test_an_interrupt_of_the_search_ends_the_process(

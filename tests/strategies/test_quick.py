@@ -19,10 +19,13 @@ from memplan.search.segments import threshold_cuts
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.strategies import quick, spaces
+from memplan.strategies import quick
 from memplan.strategies.base import Problem
 from memplan.strategies.memonger import Memonger
-from memplan.strategies.spaces import Flags, Sequences, Space
+from memplan.strategies.spaces import flags, sequences
+from memplan.strategies.spaces.flags import Flags
+from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Space
 from memplan.util.stop import Stop
 
 
@@ -34,7 +37,7 @@ def test_large_graphs_begin_with_cuts_of_memonger(
     problem = Problem(graph, None, space=space)
     monkeypatch.setattr(quick, "LARGE", len(graph.ops) - 1)
     unplanned, *found = quick.candidates(problem, Stop.after(1e6))
-    assert len(found) <= spaces.CUTS
+    assert len(found) <= sequences.CUTS
     few = {schedule.ops for schedule in Memonger(200).candidates(problem)}
     assert {schedule.ops for schedule in found} <= few
     best = quick.quick_schedule(problem, Stop.after(1e6))
@@ -73,7 +76,7 @@ def test_of_flags_the_best_cut_is_taken(share: float | None) -> None:
     problem = Problem(graph, budget, memory, Flags())
     points = range(graph.nforward)
     [found] = problem.space.cut(problem, points, Stop.after(1e6))
-    cuts = threshold_cuts(graph, points, at_most=spaces.COMPILED_CUTS)
+    cuts = threshold_cuts(graph, points, at_most=flags.CUTS)
     known = [Schedule.unplanned(graph), *(problem.space.keeping(graph, cut) for cut in cuts)]
 
     def rank(schedule: Schedule) -> tuple[int, float]:

@@ -26,7 +26,7 @@ from memplan.strategies.base import Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 from memplan.util.stop import JUDGED_AFTER, Pace, Stop
 
 PLENTY = 1e5

@@ -22,7 +22,7 @@ from memplan.strategies.shares import (
     of_beginnings,
     of_proof,
 )
-from memplan.strategies.spaces import LARGE
+from memplan.strategies.spaces.space import LARGE
 from memplan.util.stop import SHARED_OF_SEARCHES, Stop
 
 WORK = 1e6

@@ -25,7 +25,6 @@ from helpers.networks import (
 from memplan.errors import ArgumentError, CostError
 from memplan.memory.blocks import allocate
 from memplan.mxnet.profile import (
-    _call_seconds,
     _measure,
     _timed_calls,
     frugal_schedule,
@@ -34,6 +33,7 @@ from memplan.mxnet.profile import (
 )
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.stopwatch import call_seconds
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.device import device_name
 from memplan.planning.job import Job
@@ -41,7 +41,7 @@ from memplan.planning.realisation import trace
 from memplan.step.costs import CostTable, with_costs
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces import Flags
+from memplan.strategies.spaces.flags import Flags
 
 # So long that no busy machine makes another op look as slow.
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.2, 0.4
@@ -240,7 +240,7 @@ def test_an_op_costs_its_lower_quartile_and_equal_ops_their_mean(
         return names, passes
 
     monkeypatch.setattr("memplan.mxnet.profile._measure", measured)
-    monkeypatch.setattr("memplan.mxnet.profile._callback_seconds", lambda _: (0.25, 0.5))
+    monkeypatch.setattr("memplan.mxnet.profile.callback_seconds", lambda _: (0.25, 0.5))
     graph = trace(net, shapes=shapes, grad_req={"scale": "write"}).graph
     table = profile(net, grad_req={"scale": "write"}, **shapes)
     seconds = [op.seconds for op in with_costs(graph, table).ops]
@@ -254,7 +254,7 @@ def test_waiting_for_the_turn_on_a_busy_machine_is_no_overhead(
     """What is taken off every op's seconds would be more than most ops take."""
     turns = itertools.cycle([0.004, 0.0005, 0.004, 0.004, 0.0005])
     monkeypatch.setattr(PackedMemory, "timed", lambda *_: next(turns))
-    _, overhead = _call_seconds(mx.cpu())
+    _, overhead = call_seconds(mx.cpu())
     assert overhead <= 0.0005
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from helpers.networks import dropout_net
 from memplan.errors import CostError
-from memplan.mxnet.profile import _Stopwatch, profile
+from memplan.mxnet.profile import profile
+from memplan.mxnet.realise.stopwatch import Stopwatch
 
 
 def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,16 +31,16 @@ def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nor_is_one_as_a_callback_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     net, shapes = dropout_net()
-    computed = _Stopwatch._computed
+    computed = Stopwatch._computed
     stopwatches = []
 
-    def interrupted(stopwatch: _Stopwatch, *arguments: Any) -> None:
+    def interrupted(stopwatch: Stopwatch, *arguments: Any) -> None:
         if stopwatch not in stopwatches:
             stopwatches.append(stopwatch)
             signal.raise_signal(signal.SIGINT)
         computed(stopwatch, *arguments)
 
-    monkeypatch.setattr(_Stopwatch, "_computed", interrupted)
+    monkeypatch.setattr(Stopwatch, "_computed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         profile(net, **shapes)
     assert len(stopwatches) == 1
@@ -50,15 +51,15 @@ def test_a_step_of_which_a_callback_is_lost_is_not_taken_for_a_whole_one(
 ) -> None:
     """Such as by a handler of SIGALRM that raises: the seconds would be those of other ops."""
     net, shapes = dropout_net()
-    computed = _Stopwatch._computed
+    computed = Stopwatch._computed
     names = []
 
-    def lossy(stopwatch: _Stopwatch, name: bytes, handle: int) -> None:
+    def lossy(stopwatch: Stopwatch, name: bytes, handle: int) -> None:
         if not name.startswith(b"_plusscalar"):  # of the smallest ops, of which one is enough
             names.append(name)
         if len(names) != 3:
             computed(stopwatch, name, handle)
 
-    monkeypatch.setattr(_Stopwatch, "_computed", lossy)
+    monkeypatch.setattr(Stopwatch, "_computed", lossy)
     with pytest.raises(CostError, match="did not call back for every output"):
         profile(net, warmup=0, **shapes)

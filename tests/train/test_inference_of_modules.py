@@ -9,7 +9,7 @@ import pytest
 
 from helpers.fitting import Make, Result, differing, planned, seed
 from helpers.networks import Network
-from memplan.mxnet.realise.bind import READER, WANTED, bind_inference
+from memplan.mxnet.realise.bind import READER, WANTED, ArraysToBind, bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train.pool import inference_need
 from memplan.planning.realisation import trace
@@ -70,7 +70,7 @@ def bound_to_infer(net: mx.sym.Symbol, shapes: Mapping[str, tuple[int, ...]]) ->
     """MXNet's description of an executor."""
     traced = trace(net, shapes=shapes, realisation="packed")
     arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
-    bound = bind_inference(net, mx.cpu(0), arrays, arrays, traced=traced)
+    bound = bind_inference(net, ArraysToBind(mx.cpu(0), arrays, arrays), traced=traced)
     return str(bound.debug_str())
 
 
@@ -222,7 +222,8 @@ def test_what_inference_must_not_write_over_counts() -> None:
     net = mx.sym.MakeLoss(mx.sym.BatchNorm(body + branch, name="bn"))
     traced = trace(net, shapes={"data": (64, 16, 32, 32)}, realisation="packed")
     arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
-    bound = bind_inference(net, mx.cpu(0), arrays, arrays, traced=traced)
+    to_bind = ArraysToBind(mx.cpu(0), arrays, arrays)
+    bound = bind_inference(net, to_bind, traced=traced)
     nmib = allocated_mib(bound.debug_str())
     assert sum(inference_need(traced, "cpu").blocks) >> 20 == nmib
-    assert nmib > allocated_mib(bind_inference(net, mx.cpu(0), arrays, arrays).debug_str())
+    assert nmib > allocated_mib(bind_inference(net, to_bind).debug_str())

@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 from helpers.blocks import CPU, SOFTMAX, trained, vectors
 from memplan.errors import TraceError
 from memplan.mxnet.gluon import TrainStep, planned
-from memplan.mxnet.train.blocks.block_changes import call_hybridize
+from memplan.mxnet.train.blocks.hybridized import call_hybridize
 
 REMEDY = "make its forward a hybrid_forward, and call hybridize("
 

@@ -23,7 +23,7 @@ from helpers.networks import hinted_resnet, residual_net, unrolled_lstm
 from memplan.mxnet import Module
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.gluon import TrainStep
-from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.bind import ArraysToBind, bind_inference
 from memplan.mxnet.trace.probe import allocated_mib
 from memplan.mxnet.train import memory_growth
 from memplan.mxnet.train.arrays.input_memory import view
@@ -191,7 +191,7 @@ def test_blocks_of_inference(network: Any) -> None:
     net, shapes = network
     traced = trace(net, shapes=shapes, realisation="explicit")
     arrays = {n: mx.nd.empty(shape, dtype=traced.dtypes[n]) for n, shape in traced.shapes.items()}
-    total = allocated_mib(bind_inference(net, mx.cpu(0), arrays, arrays).debug_str())
+    total = allocated_mib(bind_inference(net, ArraysToBind(mx.cpu(0), arrays, arrays)).debug_str())
     assert total >= 5, "too small to tell"
     assert sum(inference_need(traced, "cpu").blocks) >> 20 == total
 

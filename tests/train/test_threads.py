@@ -24,7 +24,7 @@ from helpers.training_runs import differences
 from memplan.errors import UsageError
 from memplan.mxnet.gluon import TrainStep, planned
 from memplan.mxnet.realise.wrapped_functions import wrap
-from memplan.mxnet.train.planned_calls import with_plans
+from memplan.mxnet.train.planned_calls import with_second_halves
 from memplan.mxnet.train.taking_turns import is_mxnets_thread
 
 TWO = [mx.cpu(0), mx.cpu(1)]
@@ -165,7 +165,7 @@ def test_a_step_is_finished_by_the_thread_that_differentiates(
             time.sleep(0)
         seen.append(threading.get_ident())
 
-    monkeypatch.setattr(mx.autograd, "backward", with_plans(slow))
+    monkeypatch.setattr(mx.autograd, "backward", with_second_halves(slow))
 
     def both(ctx: mx.Context) -> None:
         x, y = (array.as_in_context(ctx) for array in images(8))

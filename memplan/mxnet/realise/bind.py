@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mxnet as mx
@@ -37,66 +38,69 @@ READER = "memplan_reads_"
 WANTED = f"{READER}wanted"
 
 
+@dataclass(frozen=True)
+class ArraysToBind:
+    """What a Symbol is bound to: arrays on a device, by name, and what it shares with others.
+
+    What it computes lies in the memory of ``pool``, as far as that reaches: of two executors that
+    share it, running one overwrites the outputs of the other. Custom ops are run by the objects in
+    ``operators``, or by new ones.
+    """
+
+    ctx: mx.Context
+    args: Arrays
+    aux_states: Arrays
+    pool: mx.executor.Executor | None = None
+    operators: KeptOperators | None = None
+
+
 def bind_as_it_stands(
-    symbol: mx.sym.Symbol,
-    ctx: mx.Context,
-    args: Arrays,
-    aux_states: Arrays,
-    pool: mx.executor.Executor | None = None,
-    match_range: int | None = None,
-    operators: KeptOperators | None = None,
+    symbol: mx.sym.Symbol, arrays: ArraysToBind, *, match_range: int | None = None
 ) -> mx.executor.Executor:
     """Bind ``symbol`` without gradients, and keep MXNet from rewriting it.
 
-    What it computes lies in the memory of ``pool``, as far as that reaches: of two executors that
-    share it, running one overwrites the outputs of the other. MXNet's allocator works under
-    NNVM_EXEC_MATCH_RANGE ``match_range`` (None: as the process has set it).
+    MXNet's allocator works under NNVM_EXEC_MATCH_RANGE ``match_range`` (None: as the process has
+    set it).
 
     A graph without gradients looks like inference to MXNet's subgraph backend (CPU) and pointwise
     fusion (GPU), which would join ops across the schedule. Both look at the context of the call
-    only: bound to another one, with all arrays on ``ctx``, the ops run on ``ctx`` untouched.
-    Ops without control dependencies must be :data:`PLACED`. So may
-    others: what the user's AttrScope(ctx_group=...) has placed runs on ``ctx``, too.
-
-    Custom ops are run by the objects in ``operators``, or by new ones.
+    only: bound to another one than the arrays are on, the ops run untouched where these are. Ops
+    without control dependencies must be :data:`PLACED`. So may others: what the user's
+    AttrScope(ctx_group=...) has placed runs on the device, too.
 
     All that is bound here computes in one temporary space, as packed steps do: MXNet gives each
     executor the next of several, which stay as large as they were once.
     """
-    kept = contextlib.nullcontext() if operators is None else operators.for_ops(_user_ops(symbol))
     names = symbol.list_arguments()
-    wanted = {WANTED: mx.nd.zeros(1, ctx)} if WANTED in names else {}
+    wanted = {WANTED: mx.nd.zeros(1, arrays.ctx)} if WANTED in names else {}
+    args = {**arrays.args, **wanted}
+    operators = arrays.operators
+    kept = contextlib.nullcontext() if operators is None else operators.for_ops(_user_ops(symbol))
     with under(match_range), kept:
-        OneWorkspace(ctx).begin()
+        OneWorkspace(arrays.ctx).begin()
         return symbol.bind(
             mx.cpu(1),
-            {name: wanted[name] if name in wanted else args[name] for name in names},
+            {name: args[name] for name in names},
             args_grad=wanted,
             grad_req={name: "write" if name in wanted else "null" for name in names},
-            aux_states={name: aux_states[name] for name in symbol.list_auxiliary_states()},
-            group2ctx=dict.fromkeys(_groups(symbol), ctx),
-            shared_exec=pool,
+            aux_states={name: arrays.aux_states[name] for name in symbol.list_auxiliary_states()},
+            group2ctx=dict.fromkeys(_groups(symbol), arrays.ctx),
+            shared_exec=arrays.pool,
         )
 
 
 def bind_inference(
-    symbol: mx.sym.Symbol,
-    ctx: mx.Context,
-    args: Arrays,
-    aux_states: Arrays,
-    pool: mx.executor.Executor | None = None,
-    operators: KeptOperators | None = None,
-    traced: Trace | None = None,
+    symbol: mx.sym.Symbol, arrays: ArraysToBind, *, traced: Trace | None = None
 ) -> mx.executor.Executor:
     """Bind a network for inference as it runs in an executor that is bound to train.
 
-    ``pool`` and ``operators`` are those of :func:`bind_as_it_stands`. With oneDNN the last bits are
-    those of that executor only where ``traced`` tells how it trains.
+    With oneDNN the last bits are those of that executor only where ``traced`` tells how it trains.
     """
     data = symbol_json.parse(symbol)
-    if traced is not None and is_by_onednn(ctx.device_type):
+    by_onednn = is_by_onednn(arrays.ctx.device_type)
+    if traced is not None and by_onednn:
         _keep_as_in_training(data, traced)
-    if is_by_onednn(ctx.device_type):
+    if by_onednn:
         _want_a_gradient(data)
     _read_means(data)
     for node in data["nodes"]:
@@ -104,7 +108,7 @@ def bind_inference(
             node.setdefault("attrs", {}).update(PLACED)
     symbol = symbol_json.load(data)
     try:
-        return bind_as_it_stands(symbol, ctx, args, aux_states, pool, operators=operators)
+        return bind_as_it_stands(symbol, arrays)
     except MXNetError as error:
         why = why_unbound(symbol, "infer by mx.gluon.SymbolBlock, with parameters of given shapes")
         if not why:

@@ -22,7 +22,7 @@ from memplan.memory.temporary import Temporary
 from memplan.mxnet.realise import gradient_of_lrn
 from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.deconvolution import replace_weight_gradients
-from memplan.mxnet.realise.estimate.layout_copies import rules
+from memplan.mxnet.realise.estimate.layout_rules import rules
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
 from memplan.mxnet.realise.measure import allocated_nbytes

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mxnet as mx
@@ -187,15 +188,33 @@ class TurningCall(CallAfter):
         super().__call__()
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardArrays:
+    """What the backward op of a recorded call writes and reads.
+
+    It writes the gradients of the first inputs into ``gradients`` (None: a gradient that is not
+    computed), or adds to them, if they are among ``sums``. It reads the gradients of the first
+    outputs, which are ``used``. If it runs code of the user's, ``by_user_code`` is all that this
+    reads. ``layouts`` are pairs of an array that it reads, and a gradient that has the layout of
+    that afterwards.
+    """
+
+    gradients: Sequence[NDArray | None]
+    used: list[NDArray]
+    sums: Sequence[NDArray]
+    by_user_code: Sequence[NDArray]
+    layouts: Sequence[tuple[NDArray, NDArray]]
+
+    @property
+    def written(self) -> list[NDArray]:
+        """The gradients that are computed."""
+        return [array for array in self.gradients if array is not None]
+
+
 class RecordedCall(Call):
-    """A call that keeps the operator's state for :class:`BackwardCall`.
+    """A call that keeps the operator's state for :class:`BackwardCall`, and the arrays of that.
 
     It makes the call ``first`` before, if any, which is not recorded.
-    The backward call writes the gradients of the first inputs into ``gradients`` (None: a gradient
-    that is not computed), or adds to them, if they are among ``sums``. It reads the gradients of
-    the first outputs, which are ``used``. If it runs code of the user's, ``by_user_code`` is all
-    that this reads. ``layouts`` are pairs of an array that it reads, and a gradient that has the
-    layout of that afterwards.
     """
 
     frees = True  # what autograd kept of the step before
@@ -207,40 +226,32 @@ class RecordedCall(Call):
         attrs: Mapping[str, str],
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray],
-        *,
-        gradients: Sequence[NDArray | None],
-        used: Sequence[NDArray],
-        sums: Sequence[NDArray] = (),
-        by_user_code: Sequence[NDArray] = (),
-        layouts: Sequence[tuple[NDArray, NDArray]] = (),
-        first: Call | None = None,
+        backward: BackwardArrays,
+        first: Call | None,
     ) -> None:
-        self._first = first
-        self.computed = gradients
-        self.gradients = [array for array in gradients if array is not None]
-        arrays = (*inputs, *outputs, *used)
-        self.overwritten = [a for a in arrays if any(a is gradient for gradient in gradients)]
-        self.touched = [*arrays, *self.gradients]
-        self.used, self._sums = list(used), list(sums)
-        self.by_user_code, self.layouts = by_user_code, layouts
-        self._parts = (op, attrs, inputs, outputs, gradients)
+        self._op, self._attrs, self._read, self._written = op, attrs, inputs, outputs
+        self.backward, self._first = backward, first
         self.forget()
 
     @property
     def outputs(self) -> Sequence[NDArray | None]:
-        return self._parts[3]
+        return self._written
+
+    @property
+    def arrays(self) -> list[NDArray]:
+        """All that it and its backward op read, and what it writes."""
+        return [*self._read, *self._written, *self.backward.used]
 
     def forget(self) -> None:
         """Let go of what autograd keeps of a call whose backward op has not run."""
-        op, attrs, inputs, outputs, gradients = self._parts
         # Handles of its own, for autograd marks them.
-        inputs = [array.detach() for array in inputs]
-        for array, gradient in zip(inputs, gradients, strict=False):
+        inputs = [array.detach() for array in self._read]
+        for array, gradient in zip(inputs, self.backward.gradients, strict=False):
             if gradient is not None:
-                request = "add" if any(gradient is total for total in self._sums) else "write"
-                mark_variables([array], [gradient.detach()], request)
-        written = [array.detach() for array in outputs]
-        super().__init__(op, attrs, Handles(inputs), Handles(written))
+                is_added = any(gradient is total for total in self.backward.sums)
+                mark_variables([array], [gradient.detach()], "add" if is_added else "write")
+        outputs = [array.detach() for array in self._written]
+        super().__init__(self._op, self._attrs, Handles(inputs), Handles(outputs))
 
     def __call__(self) -> None:
         if self._first is not None:
@@ -263,27 +274,28 @@ class BackwardCall:
     is_alone, frees = True, True
 
     def __init__(self, recorded: RecordedCall) -> None:
-        self._recorded = recorded
-        self.written = recorded.gradients
-        self.outputs = recorded.computed
+        self._recorded, self._arrays = recorded, recorded.backward
+        self.outputs, self.written = self._arrays.gradients, self._arrays.written
+        read = recorded.arrays
+        self._overwritten = [a for a in read if any(a is array for array in self.written)]
         #: All that it reads or writes, and the engine knows of; None where user code runs.
-        self.touched = None if recorded.is_alone else recorded.touched
+        self.touched = None if recorded.is_alone else [*read, *self.written]
 
     def __call__(self) -> None:
-        with in_layouts_of(self._recorded.layouts):
+        with in_layouts_of(self._arrays.layouts):
             self._run()
 
     def _run(self) -> None:
-        to_default_layout(self._recorded.overwritten)
+        to_default_layout(self._overwritten)
         # A loss reads no gradient of its outputs. Where MXNet is given none it makes an array of
         # ones, as large as the output, that nobody counts: it is given the output, which nobody
         # reads either.
-        used = self._recorded.used or self._recorded.outputs[:1]
+        used = self._arrays.used or self._recorded.outputs[:1]
         if self._recorded.is_alone:
             # MXNet leaves the gradients of a branch that was not taken as they were.
             for array in self.written:
                 array[:] = 0
-        with in_usual_layout(self._recorded.by_user_code):
+        with in_usual_layout(self._arrays.by_user_code):
             backward_of_mxnet(self._recorded.written[: len(used)], used)
 
 

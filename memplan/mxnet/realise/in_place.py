@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from memplan.mxnet.realise.estimate.layout_copies import COPIES, SUM, own_layouts
+from memplan.mxnet.realise.estimate.layout_copies import COPIES, own_layouts
+from memplan.mxnet.realise.estimate.layout_rules import SUM
 from memplan.mxnet.realise.kept_by_blocks import as_unplanned
 from memplan.mxnet.realise.shared_arrays import (
     are_readable,

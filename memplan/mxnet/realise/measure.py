@@ -10,7 +10,7 @@ from mxnet.base import MXNetError
 
 from memplan.errors import TraceError
 from memplan.memory.blocks import Allocation
-from memplan.mxnet.realise.bind import bind_as_it_stands, why_unbound
+from memplan.mxnet.realise.bind import ArraysToBind, bind_as_it_stands, why_unbound
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.trace.build import Trace, check_symbol
 from memplan.mxnet.trace.environment import match_range as under
@@ -88,14 +88,15 @@ def _explicit_description(symbol: mx.sym.Symbol, trace: Trace) -> str:
             shapes[node.name], dtypes[node.name] = info.shape, info.dtype
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
     arrays = {name: mx.nd.empty(shapes[name], CONTEXT, dtypes[name]) for name in names}
+    to_bind = ArraysToBind(CONTEXT, arrays, arrays)
     try:
-        return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
+        return description_of(lambda: bind_as_it_stands(symbol, to_bind))
     except MXNetError:
         # An op that MXNet has for sparse arrays only, as _square_sum.
         for name, stype in storage_types(symbol).items():
             arrays[name] = mx.nd.zeros(shapes[name], CONTEXT, dtypes[name], stype=stype)
         try:
-            return description_of(lambda: bind_as_it_stands(symbol, CONTEXT, arrays, arrays))
+            return description_of(lambda: bind_as_it_stands(symbol, to_bind))
         except MXNetError as error:
             raise _refusal(symbol, error) from error
 

@@ -14,7 +14,7 @@ import mxnet as mx
 from memplan.memory.blocks import allocate
 from memplan.memory.memory import Blocks, Workspace
 from memplan.memory.packing import Packing
-from memplan.mxnet.realise.estimate.layout_copies import rules
+from memplan.mxnet.realise.estimate.layout_rules import rules
 from memplan.mxnet.realise.estimate.workspace_estimate import executor_nbytes
 from memplan.mxnet.realise.measure import allocated_nbytes
 from memplan.mxnet.realise.turned_layouts import with_layouts_as_turned

@@ -24,6 +24,7 @@ from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import step_attrs
 from memplan.mxnet.realise.imperative import (
     AnyCall,
+    BackwardArrays,
     BackwardCall,
     Call,
     CallAfter,
@@ -88,14 +89,10 @@ class Calls:
                 result.append(UpdateCall(self.updates, node.inputs[1][0].name, weight, gradient))
             elif step in followers:
                 inputs, outputs = self.arrays.inputs(step), self.arrays.outputs(step)
-                call = RecordedCall(
-                    self._function(node),
-                    attrs,
-                    inputs,
-                    outputs,
-                    first=self._copy(step, inputs, outputs),
-                    **self._gradients(followers[step], read),
-                )
+                first = self._copy(step, inputs, outputs)
+                backward = self._backward_arrays(followers[step], read)
+                function = self._function(node)
+                call = RecordedCall(function, attrs, inputs, outputs, backward, first)
                 recorded[followers[step]] = call
                 result.append(call)
             else:
@@ -174,23 +171,23 @@ class Calls:
                 result.update((s, k) for s, k in self.arrays.entries(step) if s in among)
         return result
 
-    def _gradients(self, backward: int, read: Collection[tuple[int, int]]) -> dict[str, list[Any]]:
-        """What the backward op at this step writes, as far as it is read, and what it uses."""
-        inputs = self.arrays.inputs(backward)
-        node = self.lowered.node_at(backward)
-        places = gradients_read(node)
+    def _backward_arrays(self, step: int, read: Collection[tuple[int, int]]) -> BackwardArrays:
+        """What the backward op at this ``step`` writes, as far as it is ``read``, and reads."""
+        inputs, node = self.arrays.inputs(step), self.lowered.node_at(step)
         assert node.forward is not None
         needed = asked_for_unread(node.forward)
-        written = [
-            array if (backward, k) in read or k in needed else None
-            for k, array in enumerate(self.arrays.outputs(backward))
+        gradients = [
+            array if (step, k) in read or k in needed else None
+            for k, array in enumerate(self.arrays.outputs(step))
         ]
         outside = self.arrays.outside.items()
-        sums = [g.array for (step, _), g in outside if step == backward and g.is_added]
-        used = [inputs[place] for place in places]
-        by_user_code = inputs if runs_user_code(node.op) else []
-        result = {"gradients": written, "used": used, "sums": sums, "by_user_code": by_user_code}
-        return {**result, "layouts": self._layouts(backward, inputs, written)}
+        return BackwardArrays(
+            gradients,
+            used=[inputs[place] for place in gradients_read(node)],
+            sums=[g.array for (writer, _), g in outside if writer == step and g.is_added],
+            by_user_code=inputs if runs_user_code(node.op) else [],
+            layouts=self._layouts(step, inputs, gradients),
+        )
 
     def _layouts(
         self, step: int, read: Sequence[NDArray], written: Sequence[NDArray | None]

@@ -12,7 +12,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from memplan.mxnet.realise.estimate.layout_copies import SUM
+from memplan.mxnet.realise.estimate.layout_rules import SUM
 from memplan.mxnet.realise.varying_layouts import (
     deciding,
     may_be_own,

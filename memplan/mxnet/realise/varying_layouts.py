@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memplan.errors import TraceError
-from memplan.mxnet.realise.estimate.layout_copies import SUM
+from memplan.mxnet.realise.estimate.layout_rules import SUM
 from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_gradient_of_slopes

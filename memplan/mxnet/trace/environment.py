@@ -1,4 +1,4 @@
-"""Environment variables that MXNet reads when it binds, set for the time of a bind only."""
+"""Environment variables that MXNet reads, some of them set for the time of a bind only."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def onednn_has_recurrent_layers() -> bool:
 def generators_of_random_numbers() -> int:
     """How many of them MXNet has on CPUs, of which an op that draws gets the next one in turn."""
     return int(os.environ.get("MXNET_CPU_PARALLEL_RAND_COPY") or "1")
+
+
+def fewest_summed_in_place() -> int:
+    """Of how many parts MXNet adds up a gradient one by one, in place; fewer are one ``add_n``."""
+    return int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP") or "8")
 
 
 @contextlib.contextmanager

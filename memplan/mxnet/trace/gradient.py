@@ -6,7 +6,6 @@ src/nnvm/gradient.cc, tag 1.9.1) for a network without mirroring.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from memplan.errors import TraceError
+from memplan.mxnet.trace.environment import fewest_summed_in_place
 from memplan.mxnet.trace.nnvm import (
     VARIABLE,
     Entry,
@@ -125,7 +125,7 @@ def _aggregate(parts: list[Entry]) -> Entry:
     parts = [part for part in parts if part[0].op not in ZERO_OPS] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    if len(parts) < int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP") or 8):
+    if len(parts) < fewest_summed_in_place():
         return (Node("add_n", "sum_grad", {"num_args": str(len(parts))}, list(parts)), 0)
     total = parts[0]
     for i, part in enumerate(parts[1:], 1):

@@ -14,9 +14,10 @@ who is written over, which a schedule decides, decides on layouts, too. That cou
   (``in_place.kept_in_explicit``). Packed steps write over the same or bring the layout along
   (``packed_layouts``, with ``viewed_arrays``), by calls of ``layout_copy`` and ``usual_layout``.
 - In bytes, for MXNet's executor keeps copies for ops that read the usual layout alone. In
-  memplan/mxnet/realise/estimate/ ``layout_copies`` says which these are in the base order, where
-  ``reshaped`` and ``whole_pictures`` are two kinds of layouts that need more, and
-  :mod:`memplan.memory.layouts` which they are by another schedule.
+  memplan/mxnet/realise/estimate/ ``layout_rules`` says what operators leave in which layouts,
+  ``layout_copies`` which copies these are in the base order, where ``reshaped`` and
+  ``whole_pictures`` are two kinds of layouts that need more, and :mod:`memplan.memory.layouts`
+  which they are by another schedule.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import inspect
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -181,9 +182,9 @@ def _by_place(
     return bound.args, bound.kwargs
 
 
-def _check_mode(half: FirstHalf, read: ReadByLoss, train_mode: bool) -> None:
+def _check_mode(half: FirstHalf, asked: _Asked) -> None:
     """UsageError for a ``backward`` through it that is not to train."""
-    if not train_mode and half.is_read(read):
+    if not asked.train_mode and half.is_read(asked.read):
         raise UsageError(
             "backward(train_mode=False) goes through a planned block, whose plan computes the "
             "gradients of training; leave train_mode out, or take a block that is not planned"
@@ -230,11 +231,11 @@ def _wrap() -> None:
     gc.callbacks.append(_let_go)
     # The last is that of scripts for MXNet 0.10; its compute_gradient calls it.
     for owner in (mx.nd.NDArray, mx.autograd, mx.contrib.autograd):
-        wrap(owner, "backward", with_plans)
+        wrap(owner, "backward", with_second_halves)
 
 
-def with_plans(backward: Callable[..., None]) -> Callable[..., None]:
-    """``backward``, then the rest of the steps that it has reached.
+def with_second_halves(backward: Callable[..., None]) -> Callable[..., None]:
+    """``backward``, then the second halves of the steps that it has reached.
 
     Custom ops may call it, too, but not through a planned block: they run in MXNet's threads.
     """
@@ -251,30 +252,57 @@ def with_plans(backward: Callable[..., None]) -> Callable[..., None]:
         with TURN:
             blocks = keys_of(_ALL)
             try:
-                begun = [half for block in blocks for half in block.begun()]
-                finished = [half for block in blocks for half in block.finished()]
-                named = [options.get("heads"), options.get("outputs")]
-                read = ReadByLoss(leaves([*args[:1], *named]))
-                train_mode = [*args[3:4], options.get("train_mode", True)][0]
-                retains_graph = bool([*args[2:3], options.get("retain_graph", False)][0])
-                for block in blocks:
-                    block.check_past(read)
-                for half in begun:
-                    half.check(read)
-                    _check_mode(half, read, train_mode)
-                warn_of_shared(begun, read)
-                for half in finished:
-                    half.bound.gradients.check(read)
-                with overwriting(begun):
-                    with passed_on([half.late for half in finished if half.late], read):
-                        differentiate(lambda: backward(*args, **options), read, begun)
-                    halves = [half for block in blocks for half in block.after_backward()]
-                    _check_statistics(halves)
-                    for half in halves:
-                        half.finish(retains_graph=retains_graph)
+                asked = _Asked.by(args, options)
+                _finish_steps(blocks, asked, lambda: backward(*args, **options))
             except BaseException:  # Ctrl-C, too, after which a notebook may go on
                 for block in blocks:
                     block.after_failure()
                 raise
 
     return wrapped
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a script asks of ``backward``: what its losses read, and how it is to go through that.
+
+    All functions of MXNet's that are wrapped have their arguments in one order.
+    """
+
+    read: ReadByLoss
+    train_mode: bool
+    retains_graph: bool
+
+    @classmethod
+    def by(cls, args: tuple[Any, ...], options: dict[str, Any]) -> _Asked:
+        """What these arguments ask for."""
+        named = [options.get("heads"), options.get("outputs")]
+        return cls(
+            ReadByLoss(leaves([*args[:1], *named])),
+            train_mode=bool([*args[3:4], options.get("train_mode", True)][0]),
+            retains_graph=bool([*args[2:3], options.get("retain_graph", False)][0]),
+        )
+
+
+def _finish_steps(blocks: list[PlannedCalls], asked: _Asked, backward: Callable[[], None]) -> None:
+    """Call ``backward``, and run the second halves of the steps of ``blocks`` that it reaches.
+
+    UsageError, before that, for what it is not to go through.
+    """
+    begun = [half for block in blocks for half in block.begun()]
+    finished = [half for block in blocks for half in block.finished()]
+    for block in blocks:
+        block.check_past(asked.read)
+    for half in begun:
+        half.check(asked.read)
+        _check_mode(half, asked)
+    warn_of_shared(begun, asked.read)
+    for half in finished:
+        half.bound.gradients.check(asked.read)
+    with overwriting(begun):
+        with passed_on([half.late for half in finished if half.late], asked.read):
+            differentiate(backward, asked.read, begun)
+        halves = [half for block in blocks for half in block.after_backward()]
+        _check_statistics(halves)
+        for half in halves:
+            half.finish(retains_graph=asked.retains_graph)

@@ -13,7 +13,13 @@ import numpy as np
 
 from memplan.errors import ArgumentError, UsageError
 from memplan.memory.packing import Packing
-from memplan.mxnet.realise.bind import Arrays, NDArray, bind_as_it_stands, bind_inference
+from memplan.mxnet.realise.bind import (
+    Arrays,
+    ArraysToBind,
+    NDArray,
+    bind_as_it_stands,
+    bind_inference,
+)
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
 from memplan.mxnet.realise.estimate.dense_buffers import kept_below
 from memplan.mxnet.realise.explicit import training_symbol
@@ -58,10 +64,10 @@ class TrainExecutor(BoundArrays):
     are used up by ``updates`` within the step.
 
     The ``schedule`` of an explicit ``trace`` is bound on ``ctx`` (None: the current context).
-    Arrays are made, filled with zeros, for the arguments and states that are not given.
-    ``pool`` and ``match_range`` are those of
-    :func:`memplan.mxnet.realise.bind.bind_as_it_stands`. A trace made for "packed" runs in
-    ``memory`` instead, if that is large enough; this and ``packing`` are those of
+    Arrays are made, filled with zeros, for the arguments and states that are not given. The step
+    computes in the memory of ``pool``, as far as that reaches, and MXNet's allocator works under
+    ``match_range``: :mod:`memplan.mxnet.realise.bind`. A trace made for "packed" runs in ``memory``
+    instead, if that is large enough; this and ``packing`` are those of
     :class:`memplan.mxnet.realise.packed.PackedStep`. The objects of Custom ops are in
     ``operators``, or new ones; without ``keeps_operators`` packed steps make those that are not in
     ``operators`` anew for every step. ``updates`` does the updates of one made for "updating".
@@ -106,18 +112,17 @@ class TrainExecutor(BoundArrays):
         self._warn_of_late_sums()
         on_cpu = self.ctx.device_type == "cpu"
         gammas = gammas_without_gradient(trace) if on_cpu else []
-        # An operator that is called alone fixes them, as a block does, and an executor's does not.
         is_packed = trace.form.in_one_array
+        # An operator that is called alone fixes them, as a block does, and an executor's does not.
         self._kept_gammas = gammas if keeps_operators and is_packed else []
         self._fixed_gammas = [] if keeps_operators or is_packed else gammas
         self._operators = operators or (KeptOperators() if keeps_operators else None)
-        options = {"memory": memory, "operators": self._operators, "updates": updates}
         self._training: PackedStep | mx.executor.Executor = (
-            self._packed(packing=packing, **options)
-            if trace.form.in_one_array
+            self._packed(memory, packing, updates)
+            if is_packed
             else self._in_blocks(pool, match_range)
         )
-        hidden = [] if trace.form.in_one_array else self.aux_arrays
+        hidden = [] if is_packed else self.aux_arrays
         self._generators = Generators(draws(trace.nodes), are_kept=not is_packed)
         #: The thread whose random numbers MXNet's executor would draw; None: that which runs it.
         self.binding = threading.current_thread() if keeps_operators else None
@@ -168,8 +173,10 @@ class TrainExecutor(BoundArrays):
         old = {variable: self._own_grads[name] for name, variable in self._old_grads.items()}
         return {**self.arg_dict, **self.head_grads, **old}
 
-    def _packed(self, **options: Any) -> PackedStep:
-        """The step in one array; ``options`` are those of PackedStep."""
+    def _packed(
+        self, memory: PackedMemory | None, packing: Packing | None, updates: Updates | None
+    ) -> PackedStep:
+        """The step in one array."""
         ones = {name: mx.nd.ones_like(self.arg_dict[name]) for name in self._kept_gammas}
         return PackedStep(
             self.trace,
@@ -177,7 +184,10 @@ class TrainExecutor(BoundArrays):
             ctx=self.ctx,
             arrays={**self.inputs, **self.aux_dict, **ones},
             gradients={n: a for n, a in self._own_grads.items() if self.trace.grad_req[n] == "add"},
-            **options,
+            memory=memory,
+            packing=packing,
+            operators=self._operators,
+            updates=updates,
         )
 
     def _in_blocks(
@@ -185,8 +195,8 @@ class TrainExecutor(BoundArrays):
     ) -> mx.executor.Executor:
         """The step in MXNet's blocks."""
         symbol = training_symbol(self.trace, self.schedule)
-        arrays = self.inputs, self.aux_dict
-        return bind_as_it_stands(symbol, self.ctx, *arrays, pool, match_range, self._operators)
+        arrays = ArraysToBind(self.ctx, self.inputs, self.aux_dict, pool, self._operators)
+        return bind_as_it_stands(symbol, arrays, match_range=match_range)
 
     def _arrays(self, kind: str, names: Sequence[str], arrays: Arrays | None) -> dict[str, NDArray]:
         for name in arrays or {}:
@@ -249,17 +259,20 @@ class TrainExecutor(BoundArrays):
             self.outputs = self._training.forward(is_train=True)[: self._noutputs]
             self._finish()
         else:
-            if self._inference is None:
-                arrays = self.arg_dict, self.aux_dict
-                self._inference = bind_inference(
-                    self.trace.symbol, self.ctx, *arrays, None, self._operators, self.trace
-                )
-                is_random = draws(self.trace.nodes, in_training=False)
-                self._inferring = Generators(is_random, are_kept=True)
-                self._watch_inference()
+            inference = self._inference or self._bound_inference()
             self._check(self._inferring)
-            self.outputs = self._inference.forward(is_train=False)
+            self.outputs = inference.forward(is_train=False)
         return self.outputs
+
+    def _bound_inference(self) -> mx.executor.Executor:
+        """An executor for inference on the arrays by which it trains."""
+        operators = self._operators
+        arrays = ArraysToBind(self.ctx, self.arg_dict, self.aux_dict, operators=operators)
+        self._inference = bind_inference(self.trace.symbol, arrays, traced=self.trace)
+        is_random = draws(self.trace.nodes, in_training=False)
+        self._inferring = Generators(is_random, are_kept=True)
+        self._watch_inference()
+        return self._inference
 
     def _check(self, generators: Generators) -> None:
         """Warn where MXNet's executor would draw of others than these."""

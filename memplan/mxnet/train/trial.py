@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from memplan.mxnet.train.memory_growth import MemoryGrowth
 from memplan.mxnet.train.random_run import random_arrays, zero_gradients
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.updates import OptimizerUpdates
-from memplan.planning.realisation import Realisation, load, request_of, trace_again
+from memplan.planning.realisation import load, request_of, trace_again
 from memplan.step.schedule import Schedule
 from memplan.util.processes import calling_main, check_can_start, end_with, ending
 
@@ -138,29 +138,56 @@ def main() -> None:
     os._exit(0)
 
 
+@dataclass(frozen=True)
+class _Arrays:
+    """What a step trains on: random numbers, and the gradients that it does not make itself."""
+
+    ctx: mx.Context
+    arguments: Arrays
+    states: Arrays
+    gradients: Arrays
+
+    @classmethod
+    def of(cls, traced: Trace, ctx: mx.Context) -> _Arrays:
+        """Those for the step of ``traced`` on ``ctx``."""
+        arguments, states = random_arrays(traced, ctx)
+        names = wanted(traced.grad_req)
+        if traced.form.spells_out_backward:
+            names = [name for name in names if traced.grad_req[name] == "add"]
+        return cls(ctx, arguments, states, zero_gradients(traced, ctx, names))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step bound to arrays: what runs it, and the gradients that it leaves, by name.
+
+    ``heads`` are those of its outputs, which it is given.
+    """
+
+    run: Callable[[], list[NDArray]]
+    gradients: Arrays
+    heads: Sequence[NDArray] = ()
+
+
 def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
     """Train by the schedule of the ``request`` for ``traced``."""
-    form = load(traced.form.name)
     schedule = Schedule.from_json(traced.graph, request["schedule"])
-    ctx = mx.Context(*request["ctx"])
-    packing = _packing(form, traced, schedule, request["packing"])
-    arguments, states = random_arrays(traced, ctx)
-    trained = wanted(traced.grad_req)
-    with_array = trained
-    if traced.form.spells_out_backward:  # other gradients are made in the step
-        with_array = [name for name in trained if traced.grad_req[name] == "add"]
-    gradients_given = zero_gradients(traced, ctx, with_array)
-    growth = MemoryGrowth(ctx)
+    packing = _packing(traced, schedule, request["packing"])
+    arrays = _Arrays.of(traced, mx.Context(*request["ctx"]))
+    trained, match_range = wanted(traced.grad_req), request["match_range"]
+    growth = MemoryGrowth(arrays.ctx)
     update = mx.optimizer.get_updater(mx.optimizer.create(request["optimizer"]))
-    within = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
-    arrays = (arguments, states, gradients_given)
-    options = {"match_range": request["match_range"], "packing": packing}
-    step, gradients, heads = _bound(traced, schedule, ctx, arrays, within, options)
+    if traced.form.spells_out_backward:
+        updates = OptimizerUpdates(update, {name: place for place, name in enumerate(trained)})
+        options = {"match_range": match_range, "packing": packing, "updates": updates}
+        step = _spelled_out_step(traced, schedule, arrays, **options)
+    else:
+        step = _mirrored_step(traced, schedule, arrays, match_range)
 
     def train() -> list[NDArray]:
-        outputs = step()
-        for place, (name, gradient) in enumerate(gradients.items()):
-            update(place, gradient, arguments[name])
+        outputs = step.run()
+        for place, (name, gradient) in enumerate(step.gradients.items()):
+            update(place, gradient, arrays.arguments[name])
         mx.nd.waitall()
         return outputs
 
@@ -175,65 +202,56 @@ def _trained(request: Mapping[str, Any], traced: Trace) -> Trial:
         seconds.append(time.perf_counter() - begin)
     growth.look()  # what is freed is not always large enough for what comes next
     if request["results"] is not None:
-        parameters = {name: arguments[name] for name in trained}
-        arrays_left = _results(outputs, gradients, parameters, states, update.states)
-        np.savez(request["results"], **arrays_left)
+        parameters = {name: arrays.arguments[name] for name in trained}
+        left = _results(outputs, step.gradients, parameters, arrays.states, update.states)
+        np.savez(request["results"], **left)
     # A script gives none to a loss; they are made here, as large as outputs, and stay.
-    given = sum(head.size * np.dtype(head.dtype).itemsize for head in heads)
+    given = sum(head.size * np.dtype(head.dtype).itemsize for head in step.heads)
     return Trial(growth.nbytes - given, statistics.median(seconds))
 
 
-def _packing(
-    form: Realisation, traced: Trace, schedule: Schedule, given: list[Any] | None
-) -> Packing | None:
+def _packing(traced: Trace, schedule: Schedule, given: list[Any] | None) -> Packing | None:
     """The packing that is given, or one made here: before anything that the step itself takes."""
     if given is None:
-        memory = form.memory(traced)
+        memory = load(traced.form.name).memory(traced)
         memory.nbytes(schedule)  # loads what planning loads
         return memory.packing(schedule)
     nbytes, rows = given
     return Packing.from_rows(nbytes, rows, bound_nbytes=0)
 
 
-def _bound(
-    traced: Trace,
-    schedule: Schedule,
-    ctx: mx.Context,
-    arrays: tuple[Arrays, Arrays, Arrays],
-    updates: OptimizerUpdates,
-    options: Mapping[str, Any],
-) -> tuple[Callable[[], list[NDArray]], Arrays, list[NDArray]]:
-    """What runs a step on ``arrays`` (arguments, states, gradients), and its gradients by name.
+def _spelled_out_step(traced: Trace, schedule: Schedule, arrays: _Arrays, **options: Any) -> _Step:
+    """An explicit or packed step; ``options`` are those of TrainExecutor."""
+    executor = TrainExecutor(
+        traced,
+        schedule,
+        ctx=arrays.ctx,
+        args=arrays.arguments,
+        args_grad=arrays.gradients,
+        aux_states=arrays.states,
+        **options,
+    )
+    return _Step(lambda: executor.forward(is_train=True), executor.grad_dict)
 
-    And the gradients of its outputs that it is given. ``options`` are those of the plan: its match
-    range and its packing.
-    """
-    arguments, states, gradients = arrays
-    if traced.form.spells_out_backward:
-        by_plan = TrainExecutor(
-            traced,
-            schedule,
-            ctx=ctx,
-            args=arguments,
-            args_grad=gradients,
-            aux_states=states,
-            updates=updates,
-            **options,
-        )
-        return lambda: by_plan.forward(is_train=True), by_plan.grad_dict, []
-    match_range = options["match_range"]
+
+def _mirrored_step(
+    traced: Trace, schedule: Schedule, arrays: _Arrays, match_range: int | None
+) -> _Step:
+    """A step of MXNet's executor, by the attributes of a mirror plan."""
     symbol = load(traced.form.name).realise(traced, schedule)
     with under(match_range) if match_range != current_match_range() else contextlib.nullcontext():
         requests = dict(traced.grad_req)
-        executor = symbol.bind(ctx, arguments, gradients, requests, aux_states=states)
+        executor = symbol.bind(
+            arrays.ctx, arrays.arguments, arrays.gradients, requests, aux_states=arrays.states
+        )
     heads = [mx.nd.ones_like(output) for output in executor.outputs]
 
-    def step() -> list[NDArray]:
+    def run() -> list[NDArray]:
         executor.forward(is_train=True)
         executor.backward(heads)
         return list(executor.outputs)
 
-    return step, gradients, heads
+    return _Step(run, arrays.gradients, heads)
 
 
 def _results(

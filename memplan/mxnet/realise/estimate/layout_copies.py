@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memplan.memory.layouts import ALL, ANY, INPUT, OWN, PLACE, TAKEN, USUAL, Rule, may_copy
+from memplan.memory.layouts import INPUT, OWN, PLACE, USUAL, Rule
+from memplan.mxnet.realise.estimate.layout_rules import (
+    BRING_DATA,
+    SUM,
+    falls_back,
+    follows,
+    leader_and_other,
+    ndim,
+    rules_of_ops,
+    takes_parts,
+)
 from memplan.mxnet.realise.estimate.onednn_kernels import kernels, knows_dtype
 from memplan.mxnet.realise.estimate.reshaped import Reshaped, handed_on, nbrought, ncopies
 from memplan.mxnet.realise.estimate.whole_pictures import Turned, is_of_whole_pictures, is_turned
@@ -24,26 +34,11 @@ from memplan.mxnet.trace.layouts import (
     writes_in_layout_of_place,
 )
 from memplan.mxnet.trace.nnvm import EntryInfo, Node
-from memplan.mxnet.trace.operators import CONVOLUTIONS, ignored_inputs, places_of_tensors
+from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors
 from memplan.step.graph import TrainingGraph
-
-# The operator of oneDNN that writes over a term in the layout that this has.
-SUM = "elemwise_add"
 
 # oneDNN's copies, which are none where MXNet writes them over what they are of.
 COPIES = ("_copy", "_backward_copy")
-
-# Gradients whose layout is that of one array that they read (DNNL_VERBOSE=1): a pooling's is that
-# of the data, into which the other gradient is brought, and that of an LRN that of the other
-# gradient, for which the data is brought into the usual one (Reorder2Default in MXNet's
-# src/operator/nn/mkldnn/mkldnn_lrn-inl.h).
-_FOLLOW = frozenset({"_backward_LRN", "_backward_Pooling"})
-
-# Gradients that have the layout of the other gradient that they read, be it the usual one, into
-# which the data is brought, or for it the output of a relu (MKLDNNActivationBackward of MXNet's
-# src/operator/nn/mkldnn/mkldnn_act.cc). That of a BatchNorm is in a layout of oneDNN's if either
-# array is, into which the other one is brought; it takes two such layouts as they are.
-_BRING_DATA = frozenset({"_backward_Activation", "_backward_LeakyReLU"})
 
 # For each input of an op, what tells the layout of oneDNN's in which it is; None for the usual one.
 Layouts = tuple[Hashable, ...]
@@ -116,84 +111,6 @@ def own_layouts(
     return inputs, reshaped
 
 
-def rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
-    """In which layouts the ops of ``graph``, which ``nodes`` are, leave what they write.
-
-    None where no schedule has an executor keep copies.
-    """
-    found = _rules(graph, nodes)
-    return found if may_copy(graph, found) else ()
-
-
-def _rules(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[Rule, ...]:
-    """The rule of each op, with the tensors of which it reads only the shape.
-
-    The executor copies these, too (SetupDefaultBlobsIn of MXNet's src/common/exec_utils.h).
-    """
-    tensor_of = {
-        (node, k): tensor
-        for op, node in zip(graph.ops, nodes, strict=True)
-        for k, tensor in enumerate(op.outputs)
-    }
-    found = []
-    for node in nodes:
-        entries = (node.inputs[place] for place in ignored_inputs(node))
-        # Explicit steps have other nodes for some ops of the graph, none of which is oneDNN's.
-        ignored = tuple(tensor_of[entry] for entry in entries if entry in tensor_of)
-        found.append(_rule(node)._replace(ignored=ignored))
-    return tuple(found)
-
-
-def _rule(node: Node) -> Rule:
-    if not reads_any_layout(node):
-        return Rule(PLACE)
-    call = node.call
-    if not knows_dtype(call):
-        return Rule(USUAL)
-    if call.op in CONVOLUTIONS:
-        forward, of_data, _ = kernels(call)
-        is_own = forward.output if call is node else of_data.data
-        return Rule(OWN if is_own else USUAL)
-    if _takes_parts(node) or node.op not in KEEPS_LAYOUT or _falls_back(node):
-        return Rule(USUAL)
-    if _follows(node) or node.op in _BRING_DATA:
-        leader, _ = _leader_and_other(node)
-        place = _place_of_tensor(node, leader)
-        return Rule(USUAL) if place is None else Rule(INPUT, place)
-    if node.op == "add_n":  # uses oneDNN only for terms that all are in layouts of oneDNN's
-        return Rule(USUAL if any(source.is_variable for source, _ in node.inputs) else ALL)
-    if node.op == SUM:
-        return Rule(TAKEN)
-    # What a pooling of whole pictures leaves of data in a layout of oneDNN's is in one, too.
-    return Rule(OWN if is_turned(node, in_blocks=False) else ANY)
-
-
-def _takes_parts(node: Node) -> bool:
-    """Is ``node`` the gradient of a Concat by oneDNN?"""
-    return node.op == "_backward_Concat" and not _falls_back(node)
-
-
-def _follows(node: Node) -> bool:
-    """Is ``node`` a gradient that has the layout of one array that it reads?"""
-    return node.op in _FOLLOW and not is_of_whole_pictures(node)
-
-
-def _leader_and_other(node: Node) -> tuple[int, int]:
-    """The places of that array, and of the other one.
-
-    Where the gradient of an activation does not read the data, it reads the output in its place.
-    """
-    brings = node.op in _BRING_DATA
-    data = next((n for n, e in enumerate(node.inputs) if e == node.call.inputs[0]), int(brings))
-    return (0, data) if brings or node.op == "_backward_LRN" else (data, 0)
-
-
-def _place_of_tensor(node: Node, place: int) -> int | None:
-    """Which input of its op the input of ``node`` at ``place`` is; None if it is no tensor."""
-    places = places_of_tensors(node)
-    return places.index(place) if place in places else None
-
-
 class _Layouts:
     """Which tensors are in a layout of oneDNN's, as the ops are run in this ``order``."""
 
@@ -204,7 +121,7 @@ class _Layouts:
         order: Sequence[int],
         source_of: Mapping[int, int] | None = None,
     ) -> None:
-        self.graph, self.nodes, self.rules = graph, nodes, _rules(graph, nodes)
+        self.graph, self.nodes, self.rules = graph, nodes, rules_of_ops(graph, nodes)
         self.info_of = _info_of_tensors(graph, nodes)
         self.place_of = {index: place for place, index in enumerate(order)}
         self.own: dict[int, Hashable] = {}
@@ -262,7 +179,7 @@ class _Layouts:
         rule, node = self.rules[index], self.nodes[index]
         what = node.op, node.call.key, node.call.infos
         if is_of_whole_pictures(node):
-            data, _ = _leader_and_other(node)
+            data, _ = leader_and_other(node)
             if is_turned(node, in_blocks=self._are_own(index)[data]):
                 return Turned(what)
         if rule.leaves == OWN:
@@ -281,22 +198,22 @@ class _Layouts:
             return self._nbytes(own)
         if call.op in CONVOLUTIONS:
             return self._convolve(index, call)
-        if _takes_parts(node):
+        if takes_parts(node):
             return 0  # parts of the array are brought into the usual layout as they are written
-        if _follows(node):
-            leader, other = _leader_and_other(node)
+        if follows(node):
+            leader, other = leader_and_other(node)
             layouts = self.read_by(index)
             # An LRN's own layout is that of the gradient, and its data is brought into the usual.
             is_own = node.op != "_backward_LRN" and layouts[leader] is not None
             return _sizes(node)[other] * ncopies(layouts[other], is_own=is_own)
-        if node.op in _BRING_DATA:
-            wanted, of_data = (self.read_by(index)[place] for place in _leader_and_other(node))
+        if node.op in BRING_DATA:
+            wanted, of_data = (self.read_by(index)[place] for place in leader_and_other(node))
             return self._size(op.outputs[0]) * nbrought(of_data, wanted)
-        if node.op not in KEEPS_LAYOUT or _falls_back(node):
+        if node.op not in KEEPS_LAYOUT or falls_back(node):
             return self._nbytes(own)
         if node.op in (SUM, "add_n") and not leaves_own:
             return self._nbytes(own)
-        if node.op == "_backward_BatchNorm" and _ndim(call) > 4:
+        if node.op == "_backward_BatchNorm" and ndim(call) > 4:
             # What it reads is brought into one layout, whatever that of the two arrays is.
             return 2 * self._size(op.outputs[0])
         own_sizes = {self._size(tensor) for tensor in own}
@@ -353,23 +270,10 @@ class _Layouts:
         return sum(map(self._size, tensors))
 
 
-def _falls_back(node: Node) -> bool:
-    """Is ``node`` one that oneDNN does not know: a sum, or a Concat or the gradient of one?
-
-    Its arrays are copied into the usual layout for MXNet's own code: those of a Concat that have
-    other than two or four dimensions (SupportMKLDNNConcat of src/operator/nn/concat.cc), those of
-    a sum that have more than four (SupportMKLDNNSum of tensor/elemwise_binary_op_basic.cc).
-    """
-    call = node.call
-    if call.op == SUM:
-        return node is call and _ndim(call) > 4
-    return call.op == "Concat" and _ndim(call) not in (2, 4)
-
-
 def _copies_beside(node: Node) -> bool:
     """Does ``node`` have its temporary copies beside MXNet's temporary space?"""
     by_mxnet = node.op in ("add_n", "SoftmaxOutput")  # the latter in training
-    return by_mxnet or _falls_back(node) or not reads_any_layout(node)
+    return by_mxnet or falls_back(node) or not reads_any_layout(node)
 
 
 def _info_of_tensors(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, EntryInfo | None]:
@@ -384,9 +288,3 @@ def _info_of_tensors(graph: TrainingGraph, nodes: Sequence[Node]) -> dict[int, E
 def _sizes(node: Node) -> list[int]:
     """The bytes of what ``node`` reads."""
     return [0 if info is None else info.nbytes for info in node.infos.inputs]
-
-
-def _ndim(call: Node) -> int:
-    """The dimensions of what an op reads first; 0 where they are unknown."""
-    data = call.infos.inputs[0]
-    return 0 if data is None else len(data.shape)

@@ -5,7 +5,7 @@ own. Where an operator wants another layout than an array has, it makes a copy o
 schedule decides is told apart. Of each part the module that counts it has the constants, and says
 what they were set on:
 
-- copies in other layouts, kept or temporary: ``layout_copies``;
+- copies in other layouts, kept or temporary: ``layout_copies``, with ``layout_rules``;
 - what is computed beside its place and copied there: ``copied_back``;
 - the temporary space of operators without oneDNN: ``operator_space``, with ``numpy_space``,
   ``box_space`` and ``no_space``;

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from memplan.mxnet.realise.bind import PLACED, bind_as_it_stands
+from memplan.mxnet.realise.bind import PLACED, ArraysToBind, bind_as_it_stands
 
 NDArray = Any
 
@@ -41,7 +41,7 @@ class InputMemory:
         if nbytes > room:
             shared = None
         output = mx.sym.zeros(shape, dtype, name="input", attr=PLACED)
-        executor = bind_as_it_stands(output, ctx, {}, {}, shared)
+        executor = bind_as_it_stands(output, ArraysToBind(ctx, {}, {}, pool=shared))
         array = executor.outputs[0].as_nd_ndarray()
         if nbytes > room:
             array[:] = 0

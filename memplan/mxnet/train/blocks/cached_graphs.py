@@ -32,7 +32,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE, output_of
 from memplan.mxnet.trace.operators import LOOP
 from memplan.mxnet.train.arrays.nesting import alike, leaves, of_semantics
-from memplan.mxnet.train.blocks.block_changes import is_graph, with_children
+from memplan.mxnet.train.blocks.hybridized import is_graph, with_children
 from memplan.mxnet.train.blocks.kept_by_cells import has_cells
 from memplan.mxnet.train.blocks.lists_of_graphs import GraphCalls, OfGraph, as_graph
 from memplan.mxnet.train.blocks.named_parameters import named_parameters

@@ -10,8 +10,8 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.trace.operators import APART
-from memplan.mxnet.train.blocks.block_changes import is_one_graph
 from memplan.mxnet.train.blocks.calls import Graph, Ops, call_of_node
+from memplan.mxnet.train.blocks.hybridized import is_one_graph
 
 Block = Any
 Parameter = Any

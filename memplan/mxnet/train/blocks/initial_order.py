@@ -25,9 +25,9 @@ from memplan.mxnet.trace.operators import (
     generator_of,
 )
 from memplan.mxnet.train.arrays.parameters import is_derived
-from memplan.mxnet.train.blocks.block_changes import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in, with_copies
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
+from memplan.mxnet.train.blocks.hybridized import call_hybridize, is_graph, is_one_graph
 from memplan.mxnet.train.blocks.random_order import draws, noting_symbols, ops_of, other_draws
 from memplan.mxnet.train.blocks.scaled_losses import noting_scaled_losses
 from memplan.util.words import first_of

@@ -14,8 +14,8 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.blocks.block_changes import hybridized, is_graph
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
+from memplan.mxnet.train.blocks.hybridized import hybridized, is_graph
 
 Block = Any
 

@@ -13,9 +13,9 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import TraceError
-from memplan.mxnet.train.blocks.block_changes import call_hybridize
 from memplan.mxnet.train.blocks.calls import Call, Ops, symbols_in
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
+from memplan.mxnet.train.blocks.hybridized import call_hybridize
 
 # AMP's LOSS_OUTPUT_FUNCTIONS (contrib/amp/lists, tag 1.9.1). It wraps the functions of these names,
 # and not those of other names for the same operators, as Softmax.

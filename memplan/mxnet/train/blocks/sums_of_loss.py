@@ -20,8 +20,8 @@ import mxnet as mx
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import VARIABLE
 from memplan.mxnet.train.arrays.read_by_loss import Readers
-from memplan.mxnet.train.blocks.block_changes import is_one_graph
 from memplan.mxnet.train.blocks.calls import is_run_whole
+from memplan.mxnet.train.blocks.hybridized import is_one_graph
 
 Term = Any
 

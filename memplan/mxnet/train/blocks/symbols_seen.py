@@ -18,8 +18,9 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.train.blocks.asking_code import asks
 from memplan.mxnet.train.blocks.autograd_of_symbols import refusing_autograd
-from memplan.mxnet.train.blocks.block_changes import OF_MXNET, is_graph
+from memplan.mxnet.train.blocks.block_changes import OF_MXNET
 from memplan.mxnet.train.blocks.hooks import has_hooks
+from memplan.mxnet.train.blocks.hybridized import is_graph
 from memplan.mxnet.train.blocks.lists_of_operators import operators_return_lists
 from memplan.mxnet.train.blocks.read_by import is_mxnets, is_scripts_module, package_of, read_by
 from memplan.mxnet.train.blocks.refused_symbols import package_of_frame, place_of

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memplan.errors import TraceError
-from memplan.mxnet.train.blocks.block_changes import call_hybridize
 from memplan.mxnet.train.blocks.calls import Ops
+from memplan.mxnet.train.blocks.hybridized import call_hybridize
 
 
 class LossOperator(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError, UsageError
-from memplan.mxnet.realise.bind import bind_inference
+from memplan.mxnet.realise.bind import ArraysToBind, bind_inference
 from memplan.mxnet.realise.generators import Generators
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.monitor import check_monitor, without_readers
@@ -138,8 +138,8 @@ class Executor(BoundArrays):
         It has memory of its own: what that Module infers overwrites nothing of a step.
         """
         if self._shared is None:
-            ctx = self._request.ctx
-            self._shared = bind_inference(self._symbol, ctx, self.arg_dict, self.aux_dict)
+            arrays = ArraysToBind(self._request.ctx, self.arg_dict, self.aux_dict)
+            self._shared = bind_inference(self._symbol, arrays)
         return self._shared.handle
 
     @property
@@ -236,10 +236,9 @@ class Executor(BoundArrays):
             ctx, pool = self._request.ctx, self.device.pool
             need = self._plans.inference_need(self._request) if pool.is_limited else Need()
             self.device.make_room(need, ctx)
-            step = self._plans.trace_of(self._request)
-            self._inference = bind_inference(
-                self._symbol, ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators, step
-            )
+            traced = self._plans.trace_of(self._request)
+            arrays = ArraysToBind(ctx, self.arg_dict, self.aux_dict, pool.executor, self.operators)
+            self._inference = bind_inference(self._symbol, arrays, traced=traced)
             self._inferring = Generators(self._plans.draws_in_inference, are_kept=True)
             pool.add(need, self._inference)
             self._watch()

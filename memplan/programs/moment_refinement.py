@@ -1,25 +1,21 @@
-"""Schedules made of what the moments say: more moments are added until they fit the budget.
+"""The program of a few moments, solved with more and more of them until its answer fits.
 
-The program of a few moments (:mod:`memplan.programs.moment_program`) is far smaller than
-Checkmate's, which has one per op; often one or two are enough for an answer that is a schedule
-within the budget, and so optimal. Where the answer does not fit, :mod:`memplan.search.eviction`
-mends it.
+That program (:mod:`memplan.programs.moment_program`) is far smaller than Checkmate's, which has one
+per op; often one or two are enough for an answer that is a schedule within the budget, and so
+optimal. Where the answer does not fit, :mod:`memplan.search.eviction` mends it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 
 from memplan.memory.memory import Live
 from memplan.memory.memory import cheapest as cheapest_of
 from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
-from memplan.programs.moment_ranking import fullest_between
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, Looks, Program
+from memplan.programs.proof import Fact, ProofOptions
+from memplan.programs.solver import Looks, Program
 from memplan.search.eviction import Drop, Evictions, Fit
 from memplan.search.rematerialize import rematerialize
 from memplan.step.graph import TrainingGraph
@@ -51,76 +47,13 @@ MOMENTS = 10
 # The schedule of an answer as it stands takes time by the square of the number of ops: up to this.
 ANSWERED = 2000
 
-# A program may leave this share of the gap that ends a search.
-PROGRAM_GAP = 0.1
 
-# Recomputations in a row that take less than this part of the step's time are no reason to look at
-# what was full before them. Set on high_resolution of benchmarks/gaps.py at 30%.
-RECOMPUTED = 0.004
-
-
-@dataclass(frozen=True)
-class Refined:
-    """A schedule within the budget, or None, and what every schedule within it takes at least.
-
-    An infinite bound means that no schedule is within the budget. With ``in_order`` it holds among
-    the schedules that keep the order in which ops first run, and in each stage, up to one of these
-    runs, recompute in this order, too, an op once at most.
-    """
-
-    schedule: Schedule | None
-    bound_seconds: float
-    in_order: bool = False
-
-
-@dataclass(frozen=True)
-class Proving:
-    """How a program is solved: by which ``solver``, and whether backward ops may run again.
-
-    Checkmate's relaxation is rounded at ``thresholds`` thresholds; at most ``search_share`` of the
-    time goes into a better first schedule. ``effort`` times the usual work is done, which may end
-    where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
-    one; others are added while ops times moments are at most ``size``, and until HiGHS has looked
-    ``looks`` times, times the effort and the number of variables, at whether to end
-    (:func:`refine` alone). With ``enough_seconds`` nothing is done for schedules: the bound alone
-    is raised, as far as that, and the moments of ``candidates`` are looked at beside others.
-    """
-
-    solver: str = DEFAULT_SOLVER
-    recompute_backward: bool = False
-    thresholds: int = 12
-    search_share: float = 0.3
-    effort: float = 1.0
-    gap_seconds: float = 0.0
-    nmoments: int = 8
-    size: float = math.inf
-    looks: float = math.inf
-    enough_seconds: float | None = None
-    candidates: tuple[int, ...] = ()
-
-    def of_bound_alone(self, best: Schedule | None) -> Proving:
-        """The same for a bound alone, as far as one ends a search that has found ``best``.
-
-        Where that had no room, others may have none, either: these moments are its candidates.
-        """
-        if best is None:
-            return dataclasses.replace(self, enough_seconds=math.inf)
-        candidates = fullest_between(best, RECOMPUTED * best.graph.seconds)
-        enough = best.seconds - self.gap_seconds
-        return dataclasses.replace(self, enough_seconds=enough, candidates=candidates)
-
-    @property
-    def program_gap(self) -> float:
-        """The gap in seconds that a single program may leave."""
-        return PROGRAM_GAP * self.gap_seconds
-
-
-def refine(
+def refine_moments(
     graph: TrainingGraph,
     budget_nbytes: int,
     stop: Stop,
-    options: Proving,
-) -> Iterator[Refined]:
+    options: ProofOptions,
+) -> Iterator[Fact]:
     """What is known after each moment that is added, the bound never falling.
 
     Ends when no other moment is worth adding, when the last ones changed nothing, after so much
@@ -147,13 +80,13 @@ def refine(
     patience, raised = (1, LITTLE * graph.seconds) if is_large else (PATIENCE, 0.0)
     while True:
         if highest == float("inf"):
-            yield Refined(None, highest)
+            yield Fact(None, highest)
             return
         drops = drops_of(bound, evictions)
         stages = evictions.stages(drops)
         fit = evictions.fit(drops, stop)
         best = cheapest_of(_schedules(moments, bound, fit), budget_nbytes, Live())
-        yield Refined(best, highest)
+        yield Fact(best, highest)
         if best is not None and best.seconds < cheapest:
             stalled, cheapest = 0, best.seconds
         is_enough = stalled == patience or nadded >= options.effort * MOMENTS or looks.left <= 0.0

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from helpers.graphs import unit_chain
-from memplan.programs.rounding import relaxation, roundings
 from memplan.programs.solver import Program
 from memplan.programs.stage_program import StageProgram
+from memplan.programs.stage_rounding import relaxation, roundings
 from memplan.search.rematerialize import rematerialize
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate

@@ -1,8 +1,8 @@
-"""Checkmate's program over mirroring's flags, solved with more and more moments of the step.
+"""The program of mirroring, solved with more and more moments until its answer fits.
 
 After Jain et al.: Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys
 2020 (arXiv:1910.02653), section 4: recompute seconds are minimised under a memory limit at every
-step. The program is :mod:`memplan.programs.mirror_program`.
+step. Here it decides over flags alone (:mod:`memplan.programs.mirror_program`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memplan.programs.mirror_program import MirrorProgram
-from memplan.programs.refinement import Proving, Refined
+from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import Looks, Program
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flags_of, mirror
@@ -35,10 +35,10 @@ def refine_flags(
     graph: TrainingGraph,
     budget_nbytes: int,
     stop: Stop,
-    options: Proving,
+    options: ProofOptions,
     *,
     start: Schedule | None = None,
-) -> Iterator[Refined]:
+) -> Iterator[Fact]:
     """The optimum of the program with more and more moments, the bound never falling.
 
     Ends when that optimum is a schedule whose live bytes are within the budget, after so much
@@ -61,20 +61,20 @@ def refine_flags(
                 looks=looks,
             )
             if solution.infeasible:
-                yield Refined(None, float("inf"))
+                yield Fact(None, float("inf"))
                 return
             bound = max(bound, solution.bound_seconds)
             seconds = graph.seconds + bound
             tell("program", bound_seconds=seconds, unplanned_seconds=graph.seconds)
             if solution.flags is None:
-                yield Refined(None, seconds)
+                yield Fact(None, seconds)
                 return
             schedule = mirror(graph, solution.flags)
             timeline = simulate(schedule)
             if timeline.peak_nbytes <= budget_nbytes:
-                yield Refined(schedule, seconds)
+                yield Fact(schedule, seconds)
                 return
-            yield Refined(None, seconds)
+            yield Fact(None, seconds)
             if not _add_moments(program, schedule, timeline, budget_nbytes):
                 program.forbid(solution.flags)
 
