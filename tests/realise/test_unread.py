@@ -213,7 +213,7 @@ def test_what_mxnet_writes_unasked_is_written_in_packed_memory(name: str) -> Non
         executor = bound(traced, random_schedule(traced.graph, seed), values)
         recorded = [call for call in executor._training._calls if isinstance(call, RecordedCall)]
         assert recorded
-        assert not any(array is None for call in recorded for array in call.computed)
+        assert not any(array is None for call in recorded for array in call.backward.gradients)
         assert not differences(stock, planned_steps(executor))
 
 
