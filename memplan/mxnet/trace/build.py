@@ -104,6 +104,12 @@ class Trace:
         """The outputs whose gradients must come from outside."""
         return [self.symbol.list_outputs()[place] for place in self.head_grads]
 
+    @property
+    def output_tensors(self) -> tuple[int, ...]:
+        """The tensors among the network's outputs: a variable among these is none."""
+        outputs = self.heads[: len(self.symbol.list_outputs())]
+        return self.graph.heads[: sum(not node.is_variable for node, _ in outputs)]
+
 
 def trace(
     net: mx.sym.Symbol,
