@@ -238,6 +238,12 @@ def label_shown() -> mx.sym.Symbol:
     return mx.sym.Group([outputs, outputs.get_internals()["softmax_label"]])
 
 
+def shown_behind_a_loss() -> mx.sym.Symbol:
+    """The first loss could update its layer before the second output is computed."""
+    data = mx.sym.Variable("data")
+    return mx.sym.Group([scores(data), mx.sym.BlockGrad(mx.sym.square(data))])
+
+
 def outputs_of(make: Make, net: mx.sym.Symbol, dtype: str, **options: object) -> Result:
     """All outputs of training steps, and of inference between them."""
     seed()
@@ -264,6 +270,7 @@ def outputs_of(make: Make, net: mx.sym.Symbol, dtype: str, **options: object) ->
     ("network", "dtype"),
     [
         (label_shown, "float32"),
+        (shown_behind_a_loss, "float32"),
     ],
 )
 def test_outputs_beside_a_loss(
