@@ -244,6 +244,13 @@ def shown_behind_a_loss() -> mx.sym.Symbol:
     return mx.sym.Group([scores(data), mx.sym.BlockGrad(mx.sym.square(data))])
 
 
+def shape_of_pooled() -> mx.sym.Symbol:
+    body = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, flatten=False)
+    pooled = mx.sym.Pooling(body, global_pool=True, pool_type="max", kernel=(1,), name="pool")
+    places = mx.sym.BlockGrad(mx.sym.contrib.arange_like(pooled, axis=1))
+    return mx.sym.Group([scores(body), places, mx.sym.BlockGrad(mx.sym.zeros_like(pooled))])
+
+
 def outputs_of(make: Make, net: mx.sym.Symbol, dtype: str, **options: object) -> Result:
     """All outputs of training steps, and of inference between them."""
     seed()
@@ -271,6 +278,8 @@ def outputs_of(make: Make, net: mx.sym.Symbol, dtype: str, **options: object) ->
     [
         (label_shown, "float32"),
         (shown_behind_a_loss, "float32"),
+        (shape_of_pooled, "float32"),
+        (shape_of_pooled, "float64"),
     ],
 )
 def test_outputs_beside_a_loss(
