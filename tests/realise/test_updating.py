@@ -26,6 +26,7 @@ from memplan.mxnet.plan_file import load_plan, plan_text
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import Lowered, lower
 from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.nnvm import depth_first
 from memplan.planning import least
 from memplan.planning.realisation import trace
 from memplan.step.costs import with_costs
@@ -213,6 +214,23 @@ def test_updates_come_as_early_in_the_base_order_as_they_may() -> None:
     for place, layer in zip(places[:-1], (2, 1, 0), strict=True):
         later = [n for n in traced.nodes[place:] if n.op == "_backward_dot"]
         assert len(later) == layer + 1
+
+
+def complete_early() -> Network:
+    """The gradient of the first output's layer needs nothing of what the second one shows."""
+    data = var()
+    first = mx.sym.SoftmaxOutput(dense(data, no_bias=True), name="softmax")
+    return mx.sym.Group([first, mx.sym.BlockGrad(mx.sym.square(data))]), {"data": (4, 6)}
+
+
+@pytest.mark.parametrize("case", ["two_headed", "multi_head", None])
+def test_the_first_ops_are_the_forward_pass(case: str | None) -> None:
+    network = CASES[case].network if case else complete_early
+    net, shapes = network()
+    traced = trace(net, shapes=shapes, realisation="updating")
+    outputs = traced.heads[: len(traced.symbol.list_outputs())]
+    forward = {node for node in depth_first(outputs) if not node.is_variable}
+    assert {*traced.nodes[: traced.graph.nforward]} == forward
 
 
 def planned(realisation: str, budget: Any, network: Callable[[], Network] = residual_net) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import mxnet as mx
 import pytest
@@ -227,3 +227,65 @@ def test_what_inference_must_not_write_over_counts() -> None:
     nmib = allocated_mib(bound.debug_str())
     assert sum(inference_need(traced, "cpu").blocks) >> 20 == nmib
     assert nmib > allocated_mib(bind_inference(net, to_bind).debug_str())
+
+
+def scores(inputs: mx.sym.Symbol) -> mx.sym.Symbol:
+    layer = mx.sym.FullyConnected(inputs, num_hidden=6, no_bias=True)
+    return mx.sym.SoftmaxOutput(layer, name="softmax")
+
+
+def label_shown() -> mx.sym.Symbol:
+    outputs = scores(mx.sym.Variable("data"))
+    return mx.sym.Group([outputs, outputs.get_internals()["softmax_label"]])
+
+
+def shown_behind_a_loss() -> mx.sym.Symbol:
+    """The first loss could update its layer before the second output is computed."""
+    data = mx.sym.Variable("data")
+    return mx.sym.Group([scores(data), mx.sym.BlockGrad(mx.sym.square(data))])
+
+
+def shape_of_pooled() -> mx.sym.Symbol:
+    body = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=6, flatten=False)
+    pooled = mx.sym.Pooling(body, global_pool=True, pool_type="max", kernel=(1,), name="pool")
+    places = mx.sym.BlockGrad(mx.sym.contrib.arange_like(pooled, axis=1))
+    return mx.sym.Group([scores(body), places, mx.sym.BlockGrad(mx.sym.zeros_like(pooled))])
+
+
+def outputs_of(make: Make, net: mx.sym.Symbol, dtype: str, **options: object) -> Result:
+    """All outputs of training steps, and of inference between them."""
+    seed()
+    module = make(net, **options)
+    shapes = {"data": (4, 3, 6), "softmax_label": (4,)}
+    data, label = (mx.io.DataDesc(name, shape, dtype) for name, shape in shapes.items())
+    module.bind([data], [label])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer()
+    result = {}
+    for step in range(4):
+        data = mx.nd.random.normal(shape=(4, 3, 6), dtype=dtype)
+        module.forward(mx.io.DataBatch([data], [mx.nd.arange(4)]), is_train=step % 2 == 0)
+        if step % 2 == 0:
+            module.backward()
+            module.update()
+        for place, array in enumerate(module.get_outputs()):
+            result[f"{step}: {place}"] = array.asnumpy()
+    return result
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+@pytest.mark.parametrize(
+    ("network", "dtype"),
+    [
+        (label_shown, "float32"),
+        (shown_behind_a_loss, "float32"),
+        (shape_of_pooled, "float32"),
+        (shape_of_pooled, "float64"),
+    ],
+)
+def test_outputs_beside_a_loss(
+    network: Callable[[], mx.sym.Symbol], dtype: str, realisation: str
+) -> None:
+    expected = outputs_of(mx.mod.Module, network(), dtype)
+    ours = outputs_of(planned, network(), dtype, realisation=realisation, budget="1GiB")
+    assert not differing(expected, ours)

@@ -19,8 +19,15 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.environment import match_range as under
-from memplan.mxnet.trace.nnvm import VARIABLE
-from memplan.mxnet.trace.operators import COND, CUSTOM, RECURRENT, WHILE_LOOP, runs_user_code
+from memplan.mxnet.trace.nnvm import VARIABLE, Node
+from memplan.mxnet.trace.operators import (
+    COND,
+    CUSTOM,
+    RECURRENT,
+    WHILE_LOOP,
+    ignored_inputs,
+    runs_user_code,
+)
 from memplan.mxnet.trace.probe import counts_as_backward
 
 NDArray = Any
@@ -103,6 +110,7 @@ def bind_inference(
     if by_onednn:
         _want_a_gradient(data)
     _read_means(data)
+    _read_pooled(data)
     for node in data["nodes"]:
         if node["op"] != VARIABLE and not runs_user_code(node["op"]):
             node.setdefault("attrs", {}).update(PLACED)
@@ -202,6 +210,29 @@ def _read_means(data: JSON) -> None:
         copy = {"op": "_copy", "name": f"{READER}first_output", "inputs": [heads[0]]}
         nodes.extend([*readers, copy | {"control_deps": list(places)}])
         heads[0] = [len(nodes) - 1, 0, 0]
+
+
+def _read_pooled(data: JSON) -> None:
+    """Have what a pooling leaves read, where ops look at its shape only: right before the first.
+
+    MXNet's own pooling, as of float64, refuses to run where an executor asks it for nothing
+    (src/operator/nn/pool.h). Where that is bound to train, the backward op reads what it leaves.
+    """
+    nodes = data["nodes"]
+    ignored = {n: ignored_inputs(Node(node["op"], node["name"])) for n, node in enumerate(nodes)}
+    entries = {
+        (n, place): (source, k)
+        for n, node in enumerate(nodes)
+        for place, (source, k, *_) in enumerate(node["inputs"])
+    }
+    read = {(source, k) for source, k, *_ in data["heads"]}
+    read.update(entry for (n, place), entry in entries.items() if place not in ignored[n])
+    for (n, _), (source, k) in entries.items():
+        if nodes[source]["op"] == "Pooling" and (source, k) not in read:
+            read.add((source, k))
+            name = f"{READER}{nodes[source]['name']}"
+            nodes[n].setdefault("control_deps", []).append(len(nodes))
+            nodes.append({"op": "shape_array", "name": name, "inputs": [[source, k, 0]]})
 
 
 def _user_ops(symbol: mx.sym.Symbol) -> list[Key]:

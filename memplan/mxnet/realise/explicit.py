@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,7 +111,7 @@ class Explicit(Form):
         """No gradient: all of them are tensors of the step, like other outputs."""
         return set()
 
-    def ordered(self, order: Sequence[Node]) -> list[Node]:
+    def ordered(self, order: Sequence[Node], forward: Collection[Node]) -> list[Node]:
         """Sums of gradients as early as possible."""
         return explicit_order(order)
 

@@ -5,7 +5,7 @@ A gradient dies at the update that reads it, instead of waiting for the end of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,9 +66,14 @@ class Updating(Packed):
             updates.append((_update(weight, gradient, readers.get(weight, [])), 0))
         return [*heads[:noutputs], *updates]
 
-    def ordered(self, order: Sequence[Node]) -> list[Node]:
-        """Updates, and what is computed for one alone, as early as possible, too."""
-        return explicit_order(order, rank_of=_for_one_update(order))
+    def ordered(self, order: Sequence[Node], forward: Collection[Node]) -> list[Node]:
+        """Updates, and what is computed for one alone, as early as possible, too.
+
+        But behind the forward pass: where one of several losses is complete early, they could come
+        before the others.
+        """
+        early = explicit_order(order, rank_of=_for_one_update(order))
+        return sorted(early, key=lambda node: node not in forward)
 
 
 def _update(weight: Node, gradient: Entry, readers: Sequence[Node]) -> Node:

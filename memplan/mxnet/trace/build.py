@@ -104,6 +104,12 @@ class Trace:
         """The outputs whose gradients must come from outside."""
         return [self.symbol.list_outputs()[place] for place in self.head_grads]
 
+    @property
+    def output_tensors(self) -> tuple[int, ...]:
+        """The tensors among the network's outputs: a variable among these is none."""
+        outputs = self.heads[: len(self.symbol.list_outputs())]
+        return self.graph.heads[: sum(not node.is_variable for node, _ in outputs)]
+
 
 def trace(
     net: mx.sym.Symbol,
@@ -148,7 +154,8 @@ def trace(
         added = _added(full[len(outputs) :], requests)
         chain_sums(full, len(outputs), device_type, in_one_array=form.in_one_array, added=added)
     full = form.ended(full, len(outputs), requests)
-    order = form.ordered(with_states_in_order(_checked(full), stock))
+    forward = {node for node in depth_first(full[: len(outputs)]) if not node.is_variable}
+    order = form.ordered(with_states_in_order(_checked(full), stock), forward)
     graph = _build(order, full, len(outputs), form, requests)
     in_stock_order = stock_order(graph, order, stock)
     graph = form.finished(graph, order, in_stock_order, device_type)

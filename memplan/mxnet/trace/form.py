@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -103,8 +103,11 @@ class Form:
         """
         return set(heads[noutputs:])
 
-    def ordered(self, order: Sequence[Node]) -> list[Node]:
-        """The ops of the step, whose shapes are known now, in the base order."""
+    def ordered(self, order: Sequence[Node], forward: Collection[Node]) -> list[Node]:
+        """The ops of the step, whose shapes are known now, in the base order.
+
+        In ``order`` those of the ``forward`` pass come first, and so they do in the result.
+        """
         return list(order)
 
     def repeatable(self, forward: Sequence[Node], order: Sequence[Node]) -> set[Node]:

@@ -197,7 +197,7 @@ def inference_need(trace: Trace, device_type: str) -> Need:
         graph,
         ops=tuple(ops),
         tensors=graph.tensors[:ntensors],
-        heads=graph.heads[: len(trace.symbol.list_outputs())],
+        heads=trace.output_tensors,
     )
     beside = 0
     if by_onednn:
