@@ -63,7 +63,8 @@ def planned(block: Block, **options: Any) -> Block:
     own |= {"__module__": kind.__module__, "_memplan_unplanned": kind}
     if kind.__call__ is not mx.gluon.Block.__call__:
         own["__call__"] = _PlannedBlock.__call__
-    block.__class__ = _like_its_base(type(kind))(kind.__name__, (kind,), own)
+    # Not by a call of the metaclass: one of the script's may register the classes that it makes.
+    block.__class__ = type.__new__(_like_its_base(type(kind)), kind.__name__, (kind,), own)
     return _with_step(block, step, options)
 
 
@@ -109,14 +110,42 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ArgumentError(f"a planned block needs no {name}: {reason}")
 
 
-def _like_its_base(metaclass: type) -> type:
-    """One whose classes have for instances those of their base.
+def _like_its_base(metaclass: Any) -> Any:
+    """One whose classes have for instances those of their base, whose making no class hears of.
 
-    Gluon asks for that where a child is replaced: a layer that is not planned takes the place of
-    one that is.
+    Gluon asks for the instances where a child is replaced: a layer that is not planned takes the
+    place of one that is.
     """
-    asked = {"__instancecheck__": lambda cls, block: isinstance(block, cls._memplan_unplanned)}
+
+    def mro(cls: Any) -> list[type]:
+        own, *bases = metaclass.mro(cls)
+        return [own, _Unheard, *bases] if _is_of_planned(cls) else [own, *bases]
+
+    asked = {
+        "__instancecheck__": lambda cls, block: isinstance(block, cls._memplan_unplanned),
+        "__subclasscheck__": type.__subclasscheck__,  # ABCMeta's asks what its __new__ has made
+        "mro": mro,
+    }
     return type(metaclass.__name__, (metaclass,), asked)
+
+
+def _is_of_planned(kind: type) -> bool:
+    """Is it the class of a planned block itself, and not one that a script derives from it?"""
+    return "_memplan_unplanned" in vars(kind)
+
+
+class _Unheard:
+    """Stands between the class of a planned block and that of the script's.
+
+    Python tells the next class in line of a new one, by ``__init_subclass__``. One of the script's
+    may register its models so, or want arguments, and knows the block's class already.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if not _is_of_planned(cls):
+            super().__init_subclass__(**options)
 
 
 class _PlannedBlock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -67,6 +68,19 @@ class Pool:
         self._room = 0
         #: Is there a budget that inference must keep, too?
         self.is_limited = True
+        self._is_new = True
+
+    def begin(self, ctx: mx.Context) -> None:
+        """Before the first step here, give back the memory of models that nobody has any more.
+
+        A block of Gluon refers to itself, and a planned one and its step to each other: they, and
+        the gradients in the array of the step, go when Python looks for garbage. It does so when
+        so many objects have been made, however large the arrays are.
+        """
+        if self._is_new:
+            self._is_new = False
+            gc.collect()
+            release(ctx)
 
     def allow(self, plan: Plan) -> None:
         """All may take what the budget of ``plan`` leaves; without one, what the plan takes.

@@ -286,6 +286,7 @@ class TrainStep:
     ) -> BoundStep:
         """Bind a plan; what was bound before goes if it is stale, or exceeds the budget beside."""
         need, pool = training_need(plan), self._pools.setdefault(ctx, Pool())
+        pool.begin(ctx)
         pool.allow(plan)
         unfit = {place for (_, place), other in self._bound.items() if not other.is_current()}
         if not pool.admits(need):

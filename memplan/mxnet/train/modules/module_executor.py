@@ -188,6 +188,7 @@ class Executor(BoundArrays):
         if self._training is None:
             plan = self._plans.find(self._request)
             need, pool = training_need(plan), self.device.pool
+            pool.begin(self._request.ctx)
             pool.allow(plan)
             self.device.make_room(need, self._request.ctx)
             self._training = TrainExecutor(
