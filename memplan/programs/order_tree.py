@@ -49,10 +49,10 @@ LITTLE, INTEGER_EFFORT = 0.005, 0.1
 # many places they have: fewer make fewer leaves. Set on a U-Net, and on GluonCV's simple_pose.
 ALIKE = 0.0002
 
-# Where a search ends at a gap, relaxations do not count the smallest tensors, which have this part
-# of the budget together at most: mostly statistics of BatchNorms. They take half to four fifths of
-# the time, and say less by a hundredth of a point of overhead. Set on high_resolution and ssd of
-# benchmarks/gaps.py, and on GluonCV's darknet53, fcn_resnet50_voc and senet_154.
+# Where a search ends at a gap, programs do not count the smallest tensors, which have this part
+# of the budget together at most: mostly statistics of BatchNorms. Relaxations take half to four
+# fifths of the time, and say less by a hundredth of a point of overhead. Set on high_resolution and
+# ssd of benchmarks/gaps.py, and on GluonCV's darknet53, fcn_resnet50_voc and senet_154.
 NEGLIGIBLE = 1e-3
 
 # Relaxations and integer programs that are solved at most, times the effort.
@@ -101,9 +101,8 @@ class OrderTree:
         self.stop, enough = stop, options.enough_seconds
         self.enough_seconds = math.inf if enough is None else enough
         backward = options.recompute_backward
-        self.moments = Moments(graph, recompute_backward=backward)
         negligible_nbytes = NEGLIGIBLE * budget_nbytes if options.gap_seconds else 0.0
-        self.relaxed_moments = Moments(
+        self.moments = Moments(
             graph, recompute_backward=backward, negligible_nbytes=negligible_nbytes
         )
         self.evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
@@ -217,7 +216,7 @@ class OrderTree:
     def _relaxation(self, ops: tuple[int, ...]) -> Bound:
         self.nsolved += 1
         with Program(self.options.solver) as program:
-            moments = MomentProgram(self.relaxed_moments, ops, self.budget_nbytes, program)
+            moments = MomentProgram(self.moments, ops, self.budget_nbytes, program)
             return moments.bound(self.stop, relax=True)
 
     def _solved(self, leaf: _Leaf) -> _Leaf:
