@@ -44,7 +44,9 @@ FAR_OVERHEAD, SLICED_SHARE = 0.3, 0.3
 # What comes of that is mostly too large where live bytes are not what counts. So it is done so
 # often, each time in fewer of them by half of what is over, at least by this share. Set on the
 # first of these LSTMs, at 30% of the step: in 0.995 of the budget it costs 11 points more, which is
-# still 6 less than what is mended.
+# still 6 less than what is mended. What was found before, if it is cheaper, is mended beside what
+# fits then: of two stacked hourglasses with six losses, at 30%, plans of three seeds cost 4 to 6
+# points less.
 RACES, LEAST_FALL = 4, 0.002
 
 
@@ -111,7 +113,8 @@ def _sliced_start(search: Rounds, budget_nbytes: int, *, roughly: bool) -> None:
     """Where what is found is expensive, recreate from slices, cheap for what they are over."""
     if search.found.figures[BEST_SECONDS] <= (1.0 + FAR_OVERHEAD) * search.graph.seconds:
         return
-    settle(search, budget_nbytes, roughly=roughly)  # so that what fits is not lost
+    before = settle(search, budget_nbytes, roughly=roughly)  # so that what fits is not lost
+    first = search.first
     sliced = search.sliced(budget_nbytes, search.stop.share_of_work(SLICED_SHARE))
     found, settled = search.found.figures, search.settled.figures
     aim, over = budget_nbytes, 0
@@ -123,6 +126,8 @@ def _sliced_start(search: Rounds, budget_nbytes: int, *, roughly: bool) -> None:
             break
         over = settle(search, budget_nbytes, briefly=True) if left else 0  # the last is mended
         if not over:
+            if before and left:  # what was too large mostly costs less than this one, mended, too
+                search.offer(first, budget_nbytes)
             return
         aim -= max((over + 1) // 2, int(LEAST_FALL * aim))
     if over:  # so is what another one has found, if this one found nothing

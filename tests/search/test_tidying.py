@@ -184,3 +184,33 @@ def test_what_a_race_has_found_is_mended_where_the_next_finds_nothing(
     assert len(aims) == 2
     assert best_sequence(search.found).tolist() == search.first.tolist()
     assert search.found.figures[1] < settled[1]
+
+
+@pytest.mark.parametrize("is_cheaper", [True, False])
+def test_what_was_too_large_is_mended_where_a_race_has_found_what_fits_but_costs_more(
+    is_cheaper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, budget = unrolled(40), 88 * UNIT
+    search = searching(graph, excess=lambda *_, **__: 0)
+    costly = search.sliced(budget, search.stop)[0]
+    assert search.seconds(costly) > search.seconds(search.unplanned)
+    fits, large = search.unplanned, costly
+    if is_cheaper:
+        fits, large = large, fits
+
+    def raced(search: Rounds, *_: object) -> None:
+        search.found.figures[1] = math.inf
+        search.offer(fits, 10 * budget)
+
+    def over(search: Rounds, *_: object, **options: object) -> int:
+        if not options.get("briefly"):
+            search.first = large
+        return 0 if options.get("briefly") else UNIT
+
+    monkeypatch.setattr(beginnings, "race", raced)
+    monkeypatch.setattr(beginnings, "settle", over)
+    search.offer(large, 10 * budget)
+    search.found.figures[1] += graph.seconds
+    beginnings._sliced_start(search, 10 * budget, roughly=False)
+    best = large if is_cheaper else fits
+    assert best_sequence(search.found).tolist() == best.tolist()
