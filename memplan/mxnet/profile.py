@@ -1,7 +1,7 @@
 """Measures what every op of a training step costs on a device, in the place where it runs.
 
 There an op meets the memory layouts of the network: oneDNN converts where two neighbours disagree,
-and equal ops alone do not show that. How it is timed says :mod:`memplan.mxnet.realise.stopwatch`.
+and equal ops alone do not show that. It is timed by :mod:`memplan.mxnet.realise.stopwatch`.
 """
 
 from __future__ import annotations

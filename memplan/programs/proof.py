@@ -41,7 +41,7 @@ class ProofOptions:
     where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
     one; others are added while ops times moments are at most ``size``, and until HiGHS has looked
     ``looks`` times, times the effort and the number of variables, at whether to end
-    (:func:`refine` alone). With ``enough_seconds`` nothing is done for schedules: the bound alone
+    (:func:`memplan.programs.moment_refinement.refine_moments` alone). With ``enough_seconds`` nothing is done for schedules: the bound alone
     is raised, as far as that, and the moments of ``candidates`` are looked at beside others.
     """
 

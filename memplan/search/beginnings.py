@@ -24,11 +24,8 @@ LIVE_SHARES = (0.95, 0.85, 0.75, 0.65, 0.55, 0.45)
 LIVE_ROUND = Round(False, 0.3, 0.5)
 # Without a plan in blocks, share of the time for plans by live bytes.
 LIVE_TIME_SHARE = 0.3
-# Share of the time for a greedy plan, and by how much less memory the next one is to have.
-GREEDY_SHARE = 0.3
-# Of that, the share for drops where the peak is.
-PEAKS_SHARE = 0.5
-GREEDY_STEP = 0.9
+# Share of the time for a greedy plan, and of that, the share for drops where the peak is.
+GREEDY_SHARE, PEAKS_SHARE = 0.3, 0.5
 # Where no greedy plan fits, these shares of the budget give others, and bytes that are over it, in
 # budgets, cost so many steps. Set on networks that benchmarks/gaps.py calls tuned.
 LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0

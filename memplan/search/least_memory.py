@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from memplan.search.beginnings import GREEDY_SHARE, GREEDY_STEP, LIVE_TIME_SHARE
+from memplan.search.beginnings import GREEDY_SHARE, LIVE_TIME_SHARE
 from memplan.search.kernels.annealing import BEST_LENGTH
 from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import rounds_to_make
 from memplan.search.rounds import Rounds, best_sequence
 from memplan.util.stop import Stop
 
-# Without a budget: how far below the least memory so far the next aim is, and what share of the
-# time is then left to make that cheaper.
-SHRINK = 0.002
+# Without a budget: what part of the memory of a greedy plan the next one is to have, how far below
+# the least memory so far a round aims, and what share of the time is left to make that cheaper.
+GREEDY_STEP, SHRINK = 0.9, 0.002
 CHEAPEN_SHARE = 0.25
 
 

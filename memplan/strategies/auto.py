@@ -17,10 +17,18 @@ from memplan.strategies.base import (
     Status,
     check_options,
 )
+from memplan.strategies.auto_searches import (
+    AGAIN_SHARE,
+    ANEW_SHARE,
+    OFTEN_SHARE,
+    TIMES,
+    Searches,
+    is_large,
+    times_the_work,
+)
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
-from memplan.strategies.searches import Searches, is_large, times_the_work
 from memplan.strategies.shares import of_beginnings, of_proof
 from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.progress import tell
@@ -29,10 +37,6 @@ from memplan.util.stop import Stop
 # Looks of HiGHS at whether to end that a proof takes (:class:`ProofOptions`): 3 to 13 seconds of a
 # core. Set on mobilenet1_0, resnext, dense_blocks, ssd and densenet121 of benchmarks/gaps.py.
 LOOKS = 400_000
-
-# The part of the time for a first search from nothing, and those of the work that is left for one
-# at last, and for each of so many short ones. Set on those of `strategies/searches.py`.
-ANEW_SHARE, AGAIN_SHARE, OFTEN_SHARE, TIMES = 0.4, 0.5, 0.2, 8
 
 # Where the best is further than this from the bound, in parts of the step, a tree of orders of
 # moments gives a higher bound. Set on the zoo's ResNet-50 and on dense_blocks, small_unet and ssd

@@ -24,7 +24,7 @@ from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.searches import FEW
+from memplan.strategies.auto_searches import FEW
 from memplan.strategies.spaces.flags import Flags
 from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop

@@ -1,4 +1,4 @@
-"""What the time is of an op that MXNet runs: a stopwatch, and what it costs to look at it.
+"""A stopwatch for the ops that MXNet runs, and what it costs to look at it.
 
 MXNet runs a monitored executor op by op and calls back after each: the time between two callbacks
 is the op's. The calls of a packed step are waited for one by one.

@@ -1,4 +1,4 @@
-"""What strategies ask of a space, of the schedules that they may choose from.
+"""What strategies ask of a space: of the schedules that they may choose from.
 
 That is what keeping certain ops makes of a step, schedules to begin with, what is proved about all
 of them, and a search that improves one. There are two: :mod:`memplan.strategies.spaces.flags` and
