@@ -25,7 +25,8 @@ def _remedy(error: Exception) -> str:
         return "let warnings be warnings while it is imported (without -W error)"
     if sys.flags.optimize > 1:
         return "run Python without -OO (PYTHONOPTIMIZE=2), for MXNet reads its own docstrings"
-    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (1, 24):
+    is_missing = isinstance(error, ImportError | OSError)  # MXNet, or a library that it loads
+    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (1, 24) and not is_missing:
         return f"numpy {numpy.__version__} is too new for it: pip install 'numpy<1.24'"
     return _HOW
 

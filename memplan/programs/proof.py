@@ -41,8 +41,9 @@ class ProofOptions:
     where no schedule can be cheaper by more than ``gap_seconds``. ``nmoments`` are looked at one by
     one; others are added while ops times moments are at most ``size``, and until HiGHS has looked
     ``looks`` times, times the effort and the number of variables, at whether to end
-    (:func:`memplan.programs.moment_refinement.refine_moments` alone). With ``enough_seconds`` nothing is done for schedules: the bound alone
-    is raised, as far as that, and the moments of ``candidates`` are looked at beside others.
+    (in ``moment_refinement`` alone). With ``enough_seconds`` nothing is done for schedules: the
+    bound alone is raised, as far as that, and the moments of ``candidates`` are looked at beside
+    others.
     """
 
     solver: str = DEFAULT_SOLVER

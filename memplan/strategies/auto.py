@@ -10,13 +10,6 @@ from dataclasses import dataclass
 from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
-from memplan.strategies.base import (
-    DEFAULT_GAP,
-    Outcome,
-    Problem,
-    Status,
-    check_options,
-)
 from memplan.strategies.auto_searches import (
     AGAIN_SHARE,
     ANEW_SHARE,
@@ -25,6 +18,13 @@ from memplan.strategies.auto_searches import (
     Searches,
     is_large,
     times_the_work,
+)
+from memplan.strategies.base import (
+    DEFAULT_GAP,
+    Outcome,
+    Problem,
+    Status,
+    check_options,
 )
 from memplan.strategies.least import least
 from memplan.strategies.proof_beside import ProofBeside

@@ -193,6 +193,10 @@ def test_every_public_name_is_found_where_it_stands() -> None:
             "import numpy; numpy.__version__ = '2.4.6'; raise AttributeError('np.PZERO is gone.')",
             "np.PZERO is gone; numpy 2.4.6 is too new for it: pip install 'numpy<1.24'",
         ),
+        (
+            "import numpy; numpy.__version__ = '2.4.6'; raise OSError('no libgomp.so.1')",
+            "no libgomp.so.1; install it with pip install 'memplan[cpu]'",
+        ),
     ],
 )
 def test_what_keeps_mxnet_from_being_imported_has_a_remedy(source: str, said: str) -> None:

@@ -20,11 +20,11 @@ from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
 from memplan.strategies.auto import Auto
+from memplan.strategies.auto_searches import FEW
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
 from memplan.strategies.search import Search
-from memplan.strategies.auto_searches import FEW
 from memplan.strategies.spaces.flags import Flags
 from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.stop import Stop

@@ -273,3 +273,26 @@ def test_a_plan_file_is_read_whatever_semantics_are_on(realisation: str, tmp_pat
         for each in (plan, read)
     ]
     assert found[0] == found[1]
+
+
+def test_the_gradient_of_an_input_of_numpy_by_a_block_without_a_plan() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, activation="tanh", in_units=6), nn.Dense(3, in_units=4))
+    net.initialize()
+    net.hybridize()
+    x = np.random.normal(size=(5, 6))
+    x.attach_grad()
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    expected = x.grad.asnumpy()
+    planned(net, strategy="chen_sqrt")
+    variable = r"data = mx.sym.Variable\('data'\).as_np_ndarray\(\)"
+    with pytest.raises(ArgumentError, match=variable), autograd.record():
+        net(x)
+    data = mx.sym.Variable("data").as_np_ndarray()
+    twin = mx.gluon.SymbolBlock(net(data), [data], net.collect_params())
+    with autograd.record():
+        loss = (twin(x) ** 2).sum()
+    loss.backward()
+    assert (expected == x.grad.asnumpy()).all()

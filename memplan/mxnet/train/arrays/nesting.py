@@ -121,13 +121,14 @@ def _check_array(array: NDArray) -> None:
             "an input was computed under autograd.record() from what has a gradient, but a planned "
             "step computes those of parameters only; detach() it, or make one block of both"
         )
+    variable = "mx.sym.Variable('data')" + (".as_np_ndarray()" if is_of_numpy else "")
     raise ArgumentError(
         "an input has a gradient attached (attach_grad), or is what a planned block has returned, "
         "but a planned step computes gradients of parameters only; make one block of both, "
         "detach() the input if nobody needs its gradient (as after attach_grad(grad_req='null'), "
         "which MXNet does not tell of an array), or compute that gradient without a plan, by "
-        "mx.gluon.SymbolBlock(block(data), [data], block.collect_params()) of "
-        "data = mx.sym.Variable('data'), which has the same parameters"
+        "mx.gluon.SymbolBlock(block(data), [data], block.collect_params()), which has the same "
+        f"parameters, of data = {variable}, if the block can be called with a Symbol"
     )
 
 
