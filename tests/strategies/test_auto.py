@@ -28,7 +28,7 @@ from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, auto, create, names, quick, searches
+from memplan.strategies import Status, auto, auto_searches, create, names, quick
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import sequences, space
@@ -146,7 +146,7 @@ def test_a_large_graph_has_a_plan_in_little_memory(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = unit_chain(100, nelements=ALIGNMENT)
-    for room in (searches, sequences, space, quick):
+    for room in (auto_searches, sequences, space, quick):
         monkeypatch.setattr(room, "LARGE", len(graph.ops) - 1)
     budget = 16 * ALIGNMENT * UNIT
     problem = Problem(graph, budget, memory, time_limit=NEVER_SECONDS)
@@ -346,7 +346,7 @@ def test_short_graphs_are_searched_once_more_from_nothing(
         stop.spend(stop.work_left)
         return best
 
-    monkeypatch.setattr(searches, "MOST_ANEW", most)
+    monkeypatch.setattr(auto_searches, "MOST_ANEW", most)
     monkeypatch.setattr(Sequences, "improve", noted)
     monkeypatch.setattr(Sequences, "prove", lambda *_: None)
     Auto(time_limit=NEVER_SECONDS, start=best, gap=0.0).solve(problem)
