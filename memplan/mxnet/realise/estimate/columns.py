@@ -64,13 +64,13 @@ class Columns:
     @property
     def of_data_nbytes(self) -> int:
         """Those for the gradient of the data."""
-        nthreads = self.nthreads if self._splits_gradient_of_data() else 1
+        nthreads = self.nthreads if self.splits_gradient_of_data() else 1
         return self._nbytes_of(nthreads, self.conv.batch * self.conv.groups, OF_DATA)
 
     @property
     def of_weight_nbytes(self) -> int:
         """Those for the gradient of the weight, and the gradients by thread, which are added."""
-        if not self._splits_gradient_of_weight():
+        if not self.splits_gradient_of_weight():
             return self._nbytes_of(1, 1, OF_WEIGHT)
         ngroups = min(self.conv.groups, self.nthreads)
         nparts = min(self.conv.batch, self.nthreads // ngroups)
@@ -88,9 +88,9 @@ class Columns:
     def of_picture_nbytes(self) -> int:
         """The columns of a picture, or of a slice of a volume, of a group."""
         conv = self.conv
-        if self._kernel == 1 and all(axis.data == axis.out for axis in conv.axes):
+        if self.kernel == 1 and all(axis.data == axis.out for axis in conv.axes):
             return 0
-        return conv.ninputs * self._kernel * self._nplaces * self.itemsize
+        return conv.ninputs * self.kernel * self.nplaces * self.itemsize
 
     @property
     def _nbytes_that_fit_a_cache(self) -> int:
@@ -102,27 +102,27 @@ class Columns:
         """
         conv, room = self.conv, cache_nbytes_of_onednn(2)
         strides = conv.height.stride * conv.width.stride
-        if self.of_picture_nbytes * (strides + self._kernel) <= room * self._kernel:
+        if self.of_picture_nbytes * (strides + self.kernel) <= room * self.kernel:
             return self.of_picture_nbytes
-        of_group = conv.noutputs * conv.ninputs * self._kernel * self.itemsize
-        of_place = ((strides + self._kernel) * conv.ninputs + conv.noutputs) * self.itemsize
+        of_group = conv.noutputs * conv.ninputs * self.kernel * self.itemsize
+        of_place = ((strides + self.kernel) * conv.ninputs + conv.noutputs) * self.itemsize
         nplaces = (room - of_group) // of_place
         if nplaces < _PLACES_AT_ONCE:
             return min(self.of_picture_nbytes, room)
-        return self.of_picture_nbytes * min(nplaces, self._nplaces) // self._nplaces
+        return self.of_picture_nbytes * min(nplaces, self.nplaces) // self.nplaces
 
     def _splits_volume(self) -> bool:
         """Does each thread multiply slices of its own?"""
         conv = self.conv
         nslices = conv.groups * conv.batch * conv.depth.out
         is_one = conv.depth.out == conv.batch == 1 and conv.groups <= 2
-        is_small = self._nplaces // self.nthreads < _FEW_PLACES
-        return is_small and not is_one and self._suits(nslices, self._nplaces, conv.noutputs)
+        is_small = self.nplaces // self.nthreads < _FEW_PLACES
+        return is_small and not is_one and self._suits(nslices, self.nplaces, conv.noutputs)
 
-    def _splits_gradient_of_data(self) -> bool:
+    def splits_gradient_of_data(self) -> bool:
         """Does each thread compute it for pictures of its own?"""
         conv = self.conv
-        is_small = self._nplaces // self.nthreads < _FEW_PLACES or self._kernel < _SMALL_KERNEL
+        is_small = self.nplaces // self.nthreads < _FEW_PLACES or self.kernel < _SMALL_KERNEL
         nread = conv.height.data * conv.width.data
         return (
             is_small
@@ -130,12 +130,12 @@ class Columns:
             and self._suits(conv.groups * conv.batch, nread, conv.ninputs)
         )
 
-    def _splits_gradient_of_weight(self) -> bool:
+    def splits_gradient_of_weight(self) -> bool:
         """Does each thread compute it for pictures of its own, to be added then?"""
         at_once = 64 if has_avx512() else 32  # bytes
-        of_thread = 4 * self._weight_nbytes + self.conv.ninputs * self._kernel * at_once
+        of_thread = 4 * self._weight_nbytes + self.conv.ninputs * self.kernel * at_once
         fits = self.nthreads * of_thread < self._most_nbytes
-        is_small = self._nplaces // self.nthreads < _FEW_FOR_WEIGHT
+        is_small = self.nplaces // self.nthreads < _FEW_FOR_WEIGHT
         return self.nthreads > 1 and fits and is_small and self._has_many
 
     def _suits(self, nparts: int, nplaces: int, nchannels: int) -> bool:
@@ -158,18 +158,19 @@ class Columns:
         return self.conv.batch != 1 or self.conv.groups > 2
 
     @property
-    def _kernel(self) -> int:
+    def kernel(self) -> int:
+        """To how many places the kernel reaches."""
         return math.prod(axis.kernel for axis in self.conv.axes)
 
     @property
-    def _nplaces(self) -> int:
+    def nplaces(self) -> int:
         """How many places a picture, or a slice of a volume, has that a convolution writes."""
         return self.conv.height.out * self.conv.width.out
 
     @property
     def _weight_nbytes(self) -> int:
         channels = self.conv.groups * self.conv.ninputs * self.conv.noutputs
-        return channels * self._kernel * self.itemsize
+        return channels * self.kernel * self.itemsize
 
     @property
     def _most_nbytes(self) -> int:

@@ -68,7 +68,7 @@ def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
             columns.of_picture_nbytes
             for call in calls
             if call.op in CONVOLUTIONS and not is_convolution_of_mxnet(call)
-            if (columns := _columns(call)) and any(each.has_columns for each in kernels(call))
+            if (columns := columns_of(call)) and any(each.has_columns for each in kernels(call))
         ),
         default=0,
     )
@@ -76,7 +76,7 @@ def largest_columns_nbytes(nodes: Iterable[Node]) -> int:
 
 def _of_products(call: Node) -> tuple[int, int, int]:
     """The columns for a convolution, for the gradient of its data, and for that of its weight."""
-    columns = _columns(call)
+    columns = columns_of(call)
     if columns is None:
         return 0, 0, 0
     forward, of_data = columns.forward_nbytes, columns.of_data_nbytes
@@ -85,7 +85,7 @@ def _of_products(call: Node) -> tuple[int, int, int]:
     return forward, of_data, columns.of_weight_nbytes
 
 
-def _columns(call: Node) -> Columns | None:
+def columns_of(call: Node) -> Columns | None:
     """Those for a convolution or deconvolution, if its shapes are known."""
     data, weight = call.infos.inputs[:2]
     out = call.infos.outputs[0]

@@ -43,6 +43,7 @@ from memplan.mxnet.realise.estimate.copied_back import (
 )
 from memplan.mxnet.realise.estimate.dense_buffers import (
     buffers_nbytes,
+    convolution_nbytes,
     kept_below,
     threads_nbytes,
 )
@@ -332,8 +333,9 @@ def _of_dense_layers(nodes: Sequence[Node], figures: _Figures) -> int:
 def _of_threads(nodes: Sequence[Node], times: int = 1) -> int:
     """What threads keep of the largest product, of a convolution so many ``times``."""
     dense = max((size for node in nodes for size in buffers_nbytes(node)), default=0)
-    of_columns = times * threads_nbytes(largest_columns_nbytes(nodes))
-    return max(BUFFERS * threads_nbytes(dense), of_columns)
+    of_columns = threads_nbytes(largest_columns_nbytes(nodes))
+    of_products = max(map(convolution_nbytes, nodes), default=0)
+    return max(BUFFERS * threads_nbytes(dense), times * max(of_columns, of_products))
 
 
 def _recurrent_nbytes(nodes: Iterable[Node]) -> int:
