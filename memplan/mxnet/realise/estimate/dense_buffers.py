@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.processor import has_avx512
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import engine_has_one_worker, onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.util.heap import KEPT_NBYTES
 
@@ -94,8 +94,12 @@ def kept_below(nodes: Sequence[Node]) -> int:
     20 steps, by seven of the largest. Buffers that are returned to the system leave no slivers.
     That takes time, and what other operators take is returned with them: small ones are kept, and
     all where they are little of the step. The parts of several threads are smaller than what is
-    counted for all of them: there what is larger than 128 KiB is returned.
+    counted for all of them: there what is larger than 128 KiB is returned. So it is where more
+    than one thread runs operators, as each would keep what it has freed, and in a thread that runs
+    other code as well, whose holes would be cut up.
     """
+    if not engine_has_one_worker():
+        return 0
     sizes = (size for node in nodes for size in buffers_nbytes(node))
     returned = [size for size in sizes if size >= _LEAST_RETURNED]
     written_nbytes = sum(total_nbytes(node.infos.outputs) for node in nodes)
