@@ -155,6 +155,18 @@ def test_a_softmax_of_rows_is_written_over_a_convolution_that_it_reads(
         assert not trace(symbol, realisation=realisation, **options).graph.ops[again].recomputable
 
 
+def test_explicit_steps_slice_no_array_in_the_layout_of_another_shape() -> None:
+    """A flat cumsum is written over a convolution, and has its layout: a slice of it would fail."""
+    total = mx.sym.cumsum(convolution(mx.sym.Variable("data")))
+    symbol = mx.sym.MakeLoss(mx.sym.sin(total) * total)
+    traced = trace(symbol, shapes={"data": (4, 16, 6, 6)}, realisation="explicit")
+    values = random_values(traced)
+    stock = stock_steps(traced, values, 2)
+    for seed in range(8):
+        schedule = random_schedule(traced.graph, seed, repeated=0.9)
+        assert not differences(stock, planned_steps(bound(traced, schedule, values), 2)), seed
+
+
 def test_where_there_is_one_layout_sums_take_over_any_term() -> None:
     symbol = mx.sym.MakeLoss(mx.sym.mean(before_sums(OPERATORS["PReLU, as in ArcFace's ResNets"])))
     nterms = {}
