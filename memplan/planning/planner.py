@@ -24,6 +24,7 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
+from memplan.strategies.memonger import Memonger
 from memplan.util.arguments import several_of
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
@@ -47,8 +48,10 @@ def search_plan(
     """``net`` with attributes set so that any training script trains it within ``budget``.
 
     Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
-    memonger's search. Raises what :func:`plan` raises, and ArgumentError for another realisation
-    than "mirror", of whose plans no Symbol can be trained by any script.
+    memonger's search, with its own number of thresholds at least. memonger guesses where thresholds
+    matter, and so few of these, evenly spaced, may all be far from any good one. Raises what
+    :func:`plan` raises, and ArgumentError for another realisation than "mirror", of whose plans no
+    Symbol can be trained by any script.
     """
     realisation = options.get("realisation", STOCK)
     if usable(realisation) != STOCK:
@@ -60,7 +63,8 @@ def search_plan(
             f"TrainExecutor, a Gluon block by planned or TrainStep, which plan themselves"
         )
     if ntrial is not None:
-        strategy = create("memonger", ntrial=ntrial)
+        asked = Memonger(ntrial=ntrial)  # a number that cannot be used is refused
+        strategy = Memonger(ntrial=max(asked.ntrial, Memonger.ntrial))
     return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol
 
 
