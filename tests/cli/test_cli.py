@@ -307,6 +307,8 @@ def test_explain(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ecomputed at step" in result("explain", *NET, *QUICK, name)["reason"]
     assert cli.run(["explain", *NET, "--strategy", "store_all", name]) == 0
     assert "kept" in capsys.readouterr().out
+    assert cli.run(["explain", *NET, *QUICK]) == 0
+    assert "\n\nBeside activations: arguments and gradients " in capsys.readouterr().out
 
 
 def _graph(costs: memplan.CostTable) -> memplan.TrainingGraph:
