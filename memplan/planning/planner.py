@@ -180,13 +180,16 @@ def _plan(
         task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
         [attempt] = run([task], interrupt=interrupt, cache=folder)
         assert attempt is not None  # or run would have raised the interrupt
-        better = alternative(job, attempt, net, interrupt, **options)
         if attempt.plan is None:
+            better = alternative(job, attempt, net, interrupt, **options)
             if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
                 raise KeyboardInterrupt
-            raise refused(do, attempt, task.solver, better)
+            raise refused(do, attempt, task.solver, better.text)
         remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
-    return dataclasses.replace(attempt.plan, alternative=better)
+    # Here the process waits that has made the plan; another one takes a second to start.
+    better = alternative(job, attempt, net, interrupt, **options)
+    seconds = attempt.plan.planning_seconds + better.seconds
+    return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
 
 
 def _listed(values: Any, name: str) -> list[Any]:
