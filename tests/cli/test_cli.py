@@ -92,7 +92,7 @@ def test_what_to_do_next_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Module(mx.sym.load('net-symbol.json'), plan=load_plan('out.json'))" in packed
     block = said("nets:block", "--shape", "data=2,6")
     assert "from memplan.mxnet.gluon import TrainStep" in block
-    assert "TrainStep(block, loss" in block
+    assert "TrainStep(block, strategy=" in block
     body = mx.sym.load("net-symbol.json").get_internals()["scores_output"]
     body.save("body.json")
     assert "scores_output is no loss" in said("body.json", *SHAPE, *MIRROR, "-o", "out.json")
