@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from memplan import errors, strategies
     from memplan.errors import MemplanError
     from memplan.planning.batch_size import max_batch_size
+    from memplan.planning.comparison import Comparison as Comparison
+    from memplan.planning.frontier import Frontier as Frontier
     from memplan.planning.frontier import frontier
     from memplan.planning.plan import Plan
     from memplan.planning.planner import compare, get_cost, plan, search_plan
+    from memplan.planning.sizes_tried import BatchSize as BatchSize
     from memplan.step.costs import CostTable, Roofline
     from memplan.step.graph import TrainingGraph
     from memplan.step.schedule import Schedule
@@ -65,15 +68,17 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The public name, from where it stands; the rooms ``errors`` and ``strategies``, too."""
-    if name in ("errors", "strategies"):
-        return importlib.import_module(f"memplan.{name}")
-    if name not in _PLACES:
-        raise AttributeError(f"module 'memplan' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # for which a name that is not here is an error, and no Any
+
+    def __getattr__(name: str) -> Any:
+        """The public name, from where it stands; the rooms ``errors`` and ``strategies``, too."""
+        if name in ("errors", "strategies"):
+            return importlib.import_module(f"memplan.{name}")
+        if name not in _PLACES:
+            raise AttributeError(f"module 'memplan' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_PLACES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ def next_step(plan: Plan, output: Path | None, args: Arguments, network: Network
     """What to write into a script, or to type; ``output`` is the file that holds ``plan``."""
     lines = [""] if output is None else ["", f"Wrote {output}."]
     if network.gluon:
-        return "\n".join(lines + _by_gluon(plan, args))
+        return "\n".join(lines + _by_gluon(plan, args, network))
     without, is_step = plan.trace.outputs_without_loss, plan.trace.form.spells_out_backward
     if output is None:
         lines.append("To write the planned network: -o FILE")
@@ -33,7 +33,7 @@ def next_step(plan: Plan, output: Path | None, args: Arguments, network: Network
     return "\n".join(lines)
 
 
-def _by_gluon(plan: Plan, args: Arguments) -> list[str]:
+def _by_gluon(plan: Plan, args: Arguments, network: Network) -> list[str]:
     form = plan.trace.form
     if not form.spells_out_backward:
         return ["Gluon ignores what mirroring marks; for a block take --realisation auto."]
@@ -53,7 +53,8 @@ def _by_gluon(plan: Plan, args: Arguments) -> list[str]:
     lines = ["To train the block so:", "  from memplan.mxnet.gluon import TrainStep"]
     if args.costs is not None and args.costs.endswith(".json"):
         lines.append("  from memplan import CostTable")
-    lines.append(f"  step = TrainStep(block, loss, {given})")
+    what = "block, loss" if network.has_loss else "block"
+    lines.append(f"  step = TrainStep({what}, {given})")
     if plan.footprint.workspace_source == NOT_COUNTED:
         lines.append("It also counts the workspace of operators, as the plan does with --ctx.")
     return lines

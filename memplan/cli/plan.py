@@ -23,7 +23,7 @@ from memplan.cli.progress import working
 from memplan.errors import ArgumentError
 from memplan.planning.plan import Plan
 from memplan.step.liveness import at_peak
-from memplan.views.explain import peak, why
+from memplan.views.explain import memory, why
 from memplan.views.report import report_html
 
 
@@ -89,7 +89,7 @@ def _write_network(plan: Plan, output: Path) -> None:
 @planning_options
 @click.argument("name", required=False)
 def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Exit:
-    """What holds the peak, or why NAME (an op or tensor) is kept or recomputed.
+    """What holds the memory, or why NAME (an op or tensor) is kept or recomputed.
 
     NETWORK is planned as 'memplan plan' does it, or is a plan file that it wrote, for which there
     are no options but --json. What it writes with --realisation mirror is a Symbol, which is
@@ -117,7 +117,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
             f"plan: this is about a new one, by the options given here."
         )
     if not args.as_json:
-        click.echo(peak(plan.schedule) if name is None else reason)
+        click.echo(memory(plan.schedule, plan.footprint) if name is None else reason)
     elif name is not None:
         show_json({"plan": plan_figures(plan), "name": name, "reason": reason})
     else:

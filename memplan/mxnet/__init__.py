@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from memplan.errors import DependencyError
+
+if TYPE_CHECKING:
+    from memplan.mxnet.bucketing import BucketingModule
+    from memplan.mxnet.module import Module
 
 __all__ = ["BucketingModule", "Module"]
 
@@ -45,14 +49,16 @@ if mxnet.__version__ != SUPPORTED:
     )
 
 
-def __getattr__(name: str) -> Any:
-    """The modules, imported when first asked for: they need the planner, which needs this."""
-    if name == "Module":
-        from memplan.mxnet.module import Module
+if not TYPE_CHECKING:  # for which a name that is not here is an error, and no Any
 
-        return Module
-    if name == "BucketingModule":
-        from memplan.mxnet.bucketing import BucketingModule
+    def __getattr__(name: str) -> Any:
+        """The modules, imported when first asked for: they need the planner, which needs this."""
+        if name == "Module":
+            from memplan.mxnet.module import Module
 
-        return BucketingModule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return Module
+        if name == "BucketingModule":
+            from memplan.mxnet.bucketing import BucketingModule
+
+            return BucketingModule
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ class Network:
     """A network with the arguments of :func:`memplan.plan` that go with it.
 
     ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by
-    explicit plans only.
+    explicit plans only; ``has_loss``: with a loss beside it.
     """
 
     symbol: mx.sym.Symbol
@@ -44,6 +44,7 @@ class Network:
     grad_req: Mapping[str, str] | str | None
     files: tuple[Path, ...]
     gluon: bool
+    has_loss: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -220,7 +221,8 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
     params = {name: p for part in blocks for name, p in named_parameters(part).items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
     type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
-    return Network(symbol, shapes, type_dict, requests, _files_of(source), gluon=True)
+    files, has_loss = _files_of(source), loss is not None
+    return Network(symbol, shapes, type_dict, requests, files, gluon=True, has_loss=has_loss)
 
 
 def _files_of(source: str) -> tuple[Path, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.errors import MemplanError
 from memplan.planning.apart import apart
@@ -25,17 +26,28 @@ EXPENSIVE = 0.02
 TIMES = 2.0
 
 
+class Alternative(NamedTuple):
+    """Sentences on another kind of plan, or none, and what it took to look for one."""
+
+    text: str
+    seconds: float
+
+
 def alternative(
     job: Job, attempt: Attempt, net: Symbol, interrupt: Interrupt, /, **options: Any
-) -> str:
+) -> Alternative:
     """Sentences with the figures, where another kind of plan costs far less, or does on a GPU.
 
     ``options`` are those of the ``job`` that made ``attempt``. After an ``interrupt`` no other plan
     is searched for.
     """
-    other = "" if interrupt.has_come else _other_kind(job, attempt, net, options)
+    other, seconds = "", 0.0
+    if _is_worth_a_search(job, attempt, options) and not interrupt.has_come:
+        begin = time.monotonic()
+        other = _other_kind(job, attempt, net, options)
+        seconds = time.monotonic() - begin
     sentences = (other, _without_cudnn(job, attempt))
-    return ". ".join(filter(None, sentences))
+    return Alternative(". ".join(filter(None, sentences)), seconds)
 
 
 def _without_cudnn(job: Job, attempt: Attempt) -> str:
@@ -50,17 +62,22 @@ def _without_cudnn(job: Job, attempt: Attempt) -> str:
     )
 
 
+def _is_worth_a_search(job: Job, attempt: Attempt, options: dict[str, Any]) -> bool:
+    """May a quick plan of another kind be cheaper by so much that it is worth its time?"""
+    measures = options["costs"] is None and job.on_gpu
+    if job.realisation.name != STOCK or attempt.budget_nbytes is None or measures:
+        return False
+    return attempt.plan is None or attempt.plan.overhead > EXPENSIVE
+
+
 def _other_kind(job: Job, attempt: Attempt, net: Symbol, options: dict[str, Any]) -> str:
     budget_nbytes, plan = attempt.budget_nbytes, attempt.plan
-    measures = options["costs"] is None and job.on_gpu
-    if job.realisation.name != STOCK or budget_nbytes is None or measures:
-        return ""
-    if plan is not None and plan.overhead <= EXPENSIVE:
-        return ""
     try:
         other_job = _whole_steps(job, net, options | {"time_limit": TIME_SHARE * job.time_limit})
         with apart(other_job) as do:
-            other = do(try_strategy, Evict(patience=PATIENCE), budget_nbytes).plan
+            # A bound, of which nothing is said, would take longer than the plan.
+            quick = Evict(patience=PATIENCE)
+            other = do(try_strategy, quick, budget_nbytes, proves=False).plan
         forget(other_job.graph)
     except (MemplanError, KeyboardInterrupt):  # nothing else can train it, or nobody wants to wait
         return ""

@@ -53,21 +53,23 @@ def try_strategy(
     bound_seconds: float = 0.0,
     since: float | None = None,
     name: str | None = None,
+    proves: bool = True,
 ) -> Attempt:
     """What ``strategy`` finds within the budget, checked, realised and measured.
 
     ``start`` is a schedule that is known already, for strategies that take one;
     ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer. The
     time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the
-    strategy is called (None: its own name). An interrupt ends the search with the best plan so far;
-    without any, it is raised.
+    strategy is called (None: its own name). Unless it ``proves``, no bound is looked for beside
+    that of the strategy. An interrupt ends the search with the best plan so far; without any, it is
+    raised.
     """
     problem = job.problem(budget_nbytes, start, bound_seconds=bound_seconds)
     begin = time.monotonic() if since is None else since
     name = name or name_of(strategy)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
     with noticing() as interrupt:
-        trial = _Trial(job, strategy, problem, begin, interrupt)
+        trial = _Trial(job, strategy, problem, begin, interrupt, proves=proves)
         outcome, realised = trial.run()
     # Where no other plan can be cheaper, more time would have been for nothing.
     is_cheapest = outcome.status is Status.OPTIMAL and not outcome.in_order
@@ -163,8 +165,10 @@ class _Trial:
         problem: Problem,
         begin: float,
         interrupt: Interrupt,
+        *,
+        proves: bool,
     ) -> None:
-        self.job, self.problem, self.interrupt = job, problem, interrupt
+        self.job, self.problem, self.interrupt, self.proves = job, problem, interrupt, proves
         self.solver = create(strategy, realisation=job.realisation.name)
         self.stop = Stop(begin + job.time_limit - job.realisation.binds * job.realising_seconds)
         self.outcomes: list[Outcome] = []
@@ -244,7 +248,7 @@ class _Trial:
                 return None
             problem = dataclasses.replace(self.problem.within(aim), start=start)
             outcome = self._solve(problem, until)
-            if not (self.outcomes or self.interrupt.has_come):
+            if self.proves and not (self.outcomes or self.interrupt.has_come):
                 outcome = self._bounded(problem, outcome)
             self.outcomes.append(outcome)
             return outcome.schedule

@@ -51,6 +51,7 @@ class Least(NamedTuple):
     searched: Schedule
     solver: Strategy
     cut_by_clock: bool
+    was_interrupted: bool = False
 
     @property
     def is_remembered(self) -> bool:
@@ -91,7 +92,8 @@ class LeastSearch:
                 best = self._lowest_from(best, problem, limited, stop)
         is_cut = stop.cut_by_clock or interrupt.has_come
         lowest = limited.cheapest([best, *job.known]) or best
-        return Least(lowest, realise(job, lowest).footprint, best, by, is_cut)
+        footprint = realise(job, lowest).footprint
+        return Least(lowest, footprint, best, by, is_cut, was_interrupted=interrupt.has_come)
 
     def _quick_least(self, problem: Problem, limited: Problem, stop: Stop) -> Schedule:
         """The schedule of quick strategies that takes the fewest bytes."""

@@ -64,8 +64,17 @@ class Footprint:
     @property
     def beside_nbytes(self) -> int:
         """All but activations."""
-        nbytes = self.fixed_nbytes + self.optimizer_nbytes
-        return nbytes + self.workspace_nbytes + self.reserve_nbytes
+        return sum(self.beside_activations.values())
+
+    @property
+    def beside_activations(self) -> dict[str, int]:
+        """The bytes of all but activations by what they are for, in words."""
+        return {
+            "arguments and gradients": self.fixed_nbytes,
+            "states of the optimizer": self.optimizer_nbytes,
+            "workspace of operators": self.workspace_nbytes,
+            "reserve": self.reserve_nbytes,
+        }
 
     @property
     def parts(self) -> dict[str, int]:
@@ -73,10 +82,7 @@ class Footprint:
         return {
             "activations alive, peak": self.peak_nbytes,
             "activations, as allocated": self.allocated_nbytes,
-            "arguments and gradients": self.fixed_nbytes,
-            "states of the optimizer": self.optimizer_nbytes,
-            "workspace of operators": self.workspace_nbytes,
-            "reserve": self.reserve_nbytes,
+            **self.beside_activations,
             "whole step": self.total_nbytes,
         }
 
@@ -209,14 +215,14 @@ class Plan:
         return report.save_report(self, path, others=others, title=title)
 
     def explain(self, name: str | None = None) -> str:
-        """Why the tensor or op ``name`` is kept or recomputed; None: what holds the peak.
+        """Why the tensor or op ``name`` is kept or recomputed; None: what holds the memory.
 
         Raises ArgumentError where the network has no such name.
         """
         from memplan.views import explain
 
         if name is None:
-            return explain.peak(self.schedule)
+            return explain.memory(self.schedule, self.footprint)
         return explain.why(self.schedule, name, self.trace.shapes)
 
     def _repr_html_(self) -> str:

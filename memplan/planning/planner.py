@@ -24,6 +24,7 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
+from memplan.strategies.memonger import Memonger
 from memplan.util.arguments import several_of
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
@@ -47,8 +48,10 @@ def search_plan(
     """``net`` with attributes set so that any training script trains it within ``budget``.
 
     Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
-    memonger's search. Raises what :func:`plan` raises, and ArgumentError for another realisation
-    than "mirror", of whose plans no Symbol can be trained by any script.
+    memonger's search, with its own number of thresholds at least. memonger guesses where thresholds
+    matter, and so few of these, evenly spaced, may all be far from any good one. Raises what
+    :func:`plan` raises, and ArgumentError for another realisation than "mirror", of whose plans no
+    Symbol can be trained by any script.
     """
     realisation = options.get("realisation", STOCK)
     if usable(realisation) != STOCK:
@@ -60,7 +63,8 @@ def search_plan(
             f"TrainExecutor, a Gluon block by planned or TrainStep, which plan themselves"
         )
     if ntrial is not None:
-        strategy = create("memonger", ntrial=ntrial)
+        asked = Memonger(ntrial=ntrial)  # a number that cannot be used is refused
+        strategy = Memonger(ntrial=max(asked.ntrial, Memonger.ntrial))
     return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol
 
 
@@ -176,13 +180,16 @@ def _plan(
         task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
         [attempt] = run([task], interrupt=interrupt, cache=folder)
         assert attempt is not None  # or run would have raised the interrupt
-        better = alternative(job, attempt, net, interrupt, **options)
         if attempt.plan is None:
+            better = alternative(job, attempt, net, interrupt, **options)
             if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
                 raise KeyboardInterrupt
-            raise refused(do, attempt, task.solver, better)
+            raise refused(do, attempt, task.solver, better.text)
         remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
-    return dataclasses.replace(attempt.plan, alternative=better)
+    # Here the process waits that has made the plan; another one takes a second to start.
+    better = alternative(job, attempt, net, interrupt, **options)
+    seconds = attempt.plan.planning_seconds + better.seconds
+    return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
 
 
 def _listed(values: Any, name: str) -> list[Any]:

@@ -122,9 +122,10 @@ def _how_sure(least: Least) -> list[str]:
             "more"
         ]
     if least.cut_by_clock:
+        what = "An interrupt (Ctrl-C)" if least.was_interrupted else "The time limit"
         return [
-            "The time limit has cut the search for it, so that another process may find a little "
-            "more, or less; this one knows a plan for these bytes"
+            f"{what} has cut the search for it, so that another process may find a little more, or "
+            "less; this one knows a plan for these bytes"
         ]
     return []
 

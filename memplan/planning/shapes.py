@@ -77,11 +77,11 @@ class ShapePlanner:
     Strategies that cannot begin with a schedule plan each step as if it were the first.
 
     ``unseen`` says what is done with shapes after the first: "plan" them so; take the "nearest"
-    schedule, with more drops if it does not fit, and without a search; or run them "unplanned",
-    whatever they hold. The latter two warn, a line for each. A ``budget`` given as a share is one
-    of the unplanned step that comes first, or of each without ``share_of_first``. Without one, the
-    first plan has the least memory, and the others may hold as much as the largest; so may they
-    where a share of their own step is too little.
+    schedule, with more drops if it does not fit, and without a search, unless none fits so; or run
+    them "unplanned", whatever they hold. The latter two warn, a line for each. A ``budget`` given
+    as a share is one of the unplanned step that comes first, or of each without ``share_of_first``.
+    Without one, the first plan has the least memory, and the others may hold as much as the
+    largest; so may they where a share of their own step is too little.
     """
 
     def __init__(
@@ -189,8 +189,7 @@ class ShapePlanner:
             result = None
             if nearest is not None and self._unseen != "plan":
                 result = self._at_once(job, do, limit, nearest)
-                if result is not None:
-                    _warn(result, shapes)
+                _warn(result, shapes)
             result = result or self._searched(job, do, limit, nearest)
         self.adopt(result)
         return result
@@ -320,9 +319,13 @@ def _distance(plan: Plan, job: Job) -> float:
     return abs(one - other)
 
 
-def _warn(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Say that these shapes were not planned."""
+def _warn(plan: Plan | None, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Say how these shapes are trained that are not searched for, or that they are (None)."""
     inputs = ", ".join(f"{name}={shape}" for name, shape in islice(shapes.items(), NAMED))
+    if plan is None:
+        text = "planned anew, as the nearest schedule cannot be made to fit"
+        warnings.warn(f"{inputs}: not seen before, {text}", stacklevel=2)
+        return
     size, limit = format_nbytes(plan.total_nbytes), plan.budget_nbytes
     how = "by the nearest schedule" if plan.schedule.recomputed else "unplanned"
     excess = ""

@@ -72,7 +72,7 @@ class MomentProgram:
         self.has_run: dict[tuple[int, int], int] = {}
         self.runs: dict[tuple[int, int], int] = {}
         for k in range(len(ops)):
-            self._order(k)
+            self._order(k, budget_nbytes - moments.again.staying_nbytes(self.before[k]))
         for k in range(len(ops)):
             self._read(k)
             for last in range(len(ops) - 1, k - 1, -1):  # what is read until last, is before it
@@ -82,7 +82,7 @@ class MomentProgram:
         for k in range(len(ops)):
             self._fit(k, budget_nbytes)
 
-    def _order(self, k: int) -> None:
+    def _order(self, k: int, room_nbytes: int) -> None:
         """An op has run if one that depends on it has, and stays so; only then it runs again."""
         for p, op in enumerate(self.graph.ops):
             if p in self.after[k]:
@@ -93,7 +93,7 @@ class MomentProgram:
                     self._has_run_if(k, other, has_run)
                 if (k - 1, p) in self.has_run:
                     self._has_run_if(k, p, self.has_run[k - 1, p])
-            if self.moments.repeatable[p]:
+            if self.moments.again.may_run(p, room_nbytes):
                 run = self.program.variable(self.scale * op.seconds, integer=True)
                 self.runs[k, p] = run
                 self._has_run_if(k, p, run)
@@ -121,6 +121,8 @@ class MomentProgram:
         return {presence: 1.0, self._runs_until(k, last, p): 1.0}
 
     def _runs_until(self, k: int, last: int, p: int) -> int:
+        while (last, p) not in self.runs:  # where it may not run again, nor may it any later
+            last -= 1
         if last == k:
             return self.runs[k, p]
         if (k, last, p) not in self.runs_until:
@@ -278,6 +280,8 @@ def moment_bound(
     The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
     relaxation says most, the integer program is solved, with so much effort, to such a gap.
     """
+    if moments.floor.nbytes > budget_nbytes:  # gradients at the end of the step are of no moment
+        return Bound(math.inf, (), ())
     best, tightest = Bound(moments.graph.seconds, (), ()), None
     with ExitStack() as programs:
         for t in moments.promising(budget_nbytes)[:nmoments]:

@@ -16,6 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from memplan.programs.again import Again
 from memplan.programs.moment_ranking import bits, needed, ranked
 from memplan.search.buffers import Buffers
 from memplan.search.rematerialize import repeatable
@@ -64,6 +65,11 @@ class Moments:
         ncounted = sum(total > negligible_nbytes for total in totals)
         counted = set(smallest[len(classes) - ncounted :])
         self.class_of = [c if c in counted else -1 for c in self.buffers.class_of]
+
+    @cached_property
+    def again(self) -> Again:
+        """Which ops may run again."""
+        return Again(self.graph, self.buffers, self.class_of, self.repeatable)
 
     @cached_property
     def floor(self) -> Floor:

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from memplan.errors import ArgumentError
 from memplan.step.liveness import Alive, at_peak, first_backward_step, readers
@@ -15,8 +16,18 @@ from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 
+if TYPE_CHECKING:
+    from memplan.planning.plan import Footprint
+
 # Tensors that are named where the peak is explained; the others are one line.
 NAMED = 12
+
+
+def memory(schedule: Schedule, footprint: Footprint) -> str:
+    """What holds the peak of a step, and what its ``footprint`` holds beside activations."""
+    parts = [f"{name} {format_nbytes(n)}" for name, n in footprint.beside_activations.items() if n]
+    beside = [f"Beside activations: {', '.join(parts)}."] if parts else []
+    return "\n\n".join([peak(schedule), *beside])
 
 
 def peak(schedule: Schedule) -> str:

@@ -92,7 +92,7 @@ def test_what_to_do_next_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Module(mx.sym.load('net-symbol.json'), plan=load_plan('out.json'))" in packed
     block = said("nets:block", "--shape", "data=2,6")
     assert "from memplan.mxnet.gluon import TrainStep" in block
-    assert "TrainStep(block, loss" in block
+    assert "TrainStep(block, strategy=" in block
     body = mx.sym.load("net-symbol.json").get_internals()["scores_output"]
     body.save("body.json")
     assert "scores_output is no loss" in said("body.json", *SHAPE, *MIRROR, "-o", "out.json")
@@ -307,6 +307,8 @@ def test_explain(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ecomputed at step" in result("explain", *NET, *QUICK, name)["reason"]
     assert cli.run(["explain", *NET, "--strategy", "store_all", name]) == 0
     assert "kept" in capsys.readouterr().out
+    assert cli.run(["explain", *NET, *QUICK]) == 0
+    assert "\n\nBeside activations: arguments and gradients " in capsys.readouterr().out
 
 
 def _graph(costs: memplan.CostTable) -> memplan.TrainingGraph:

@@ -45,6 +45,12 @@ def test_a_block_is_trained_by_the_same_plan(
     assert names["realisation"] == ("'explicit'" if explicit else "'packed'")
 
 
+def test_a_loss_is_named_where_the_function_returns_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "step = TrainStep(block, strategy=" in said(capsys, *BLOCK)
+    with_loss = ("nets:frozen", *BLOCK[1:], "--shape", "label=2")
+    assert "step = TrainStep(block, loss, strategy=" in said(capsys, *with_loss)
+
+
 def test_a_block_without_a_device_and_one_that_mirrors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "workspace of operators, as the plan does with --ctx" in said(capsys, *BLOCK)
     mirrored = said(capsys, *BLOCK, "--realisation", "mirror")

@@ -14,10 +14,12 @@ import mxnet as mx
 import pytest
 
 import memplan
+from helpers.clock import TickingClock
 from helpers.networks import residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import BudgetError
-from memplan.planning import alternative, job
+from memplan.planning import alternative, attempt, job
+from memplan.planning.job import Job
 from memplan.strategies import Outcome, Problem, Status, create
 
 SHAPE = (8, 3, 16, 16)
@@ -48,6 +50,24 @@ def test_an_expensive_mirror_plan_says_what_a_packed_one_costs() -> None:
     assert f"packed plan fits at {packed.overhead:+.1%}" in plan.alternative
     assert plan.alternative in str(plan)
     assert dataclasses.replace(plan, alternative="") == plan  # as in a file of an earlier version
+
+
+def test_the_other_plan_is_in_the_time_of_planning_and_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounded, bounds = attempt.bounded, list[str]()
+
+    def noting(job: Job, *arguments: Any) -> Outcome:
+        bounds.append(job.realisation.name)
+        return bounded(job, *arguments)
+
+    monkeypatch.setattr(attempt, "bounded", noting)
+    TickingClock(1000.0).replaces_that_of(monkeypatch, alternative)
+    net, _ = residual_net(units=2)
+    plan = memplan.plan(net, strategy="chen_greedy", budget="90%", data=SHAPE)
+    assert "packed plan fits" in plan.alternative
+    assert bounds == ["mirror"]
+    assert 1000 <= plan.planning_seconds < 2000
 
 
 def test_the_unplanned_network_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:

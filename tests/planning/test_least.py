@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import signal
 from typing import Any
 
 import mxnet as mx
@@ -119,6 +121,17 @@ def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
     lowest, text = _lowest_of_refusal(max_overhead=0.9 * plan.overhead)
     assert lowest > plan.total_nbytes
     assert "An earlier plan" not in text
+
+
+def test_what_has_cut_the_search_for_the_least_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planning_least, "schedule_without_budget", interrupted)
+    _, text = _lowest_of_refusal()
+    assert "An interrupt (Ctrl-C) has cut the search for it, so that another process" in text
+    assert "time limit" not in text
 
 
 def test_what_is_known_is_compared_by_its_overhead() -> None:

@@ -284,6 +284,17 @@ def test_the_nearest_schedule_is_taken_without_a_search() -> None:
         assert not planned(by, 4).schedule.recomputed  # which fits as it is
 
 
+def test_it_is_said_where_the_nearest_schedule_cannot_fit() -> None:
+    by = planner(unseen="nearest", budget=None)
+    planned(by, 16)
+    begun = len(Noted.asked)
+    with pytest.warns(
+        UserWarning, match=r"data=\(24, 3, 16, 16\): .* planned anew, as the nearest"
+    ):
+        planned(by, 24)  # more than the least memory of the first, in which others are trained
+    assert len(Noted.asked) > begun
+
+
 def test_unplanned_steps_may_exceed_the_budget() -> None:
     by = planner(unseen="unplanned")
     first = planned(by, 16)

@@ -164,6 +164,50 @@ def test_below_the_floor_the_bound_is_infinite() -> None:
     assert math.isinf(moment_bound(Moments(graph), 2 * UNIT - 1, Stop(math.inf)).seconds)
 
 
+def test_the_end_of_the_step_may_prove_that_nothing_fits() -> None:
+    """At the first run of each op the other may still have to run."""
+    ops = tuple(Op(name, "op", (), (place,), 1.0) for place, name in enumerate("pq"))
+    graph = TrainingGraph(ops, tensors(p=2, q=3), heads=(0, 1), nforward=2)
+    assert Moments(graph).floor.op is None
+    assert math.isinf(moment_bound(Moments(graph), 5 * UNIT - 1, Stop(math.inf)).seconds)
+    assert moment_bound(Moments(graph), 5 * UNIT, Stop(math.inf)).seconds == graph.seconds
+
+
+def _split() -> TrainingGraph:
+    """The parts of an array are read in turn, then backwards; b2 writes a ``weight`` at once."""
+    names = ("x0", "x1", "x2", "h0", "h1", "h2", "g2", "weight", "g1", "g0")
+    sizes = tensors(**{name: {"x": 4, "w": 6}.get(name[0], 1) for name in names})
+
+    def op(name: str, inputs: str, outputs: str) -> Op:
+        reads, writes = (tuple(map(names.index, text.split())) for text in (inputs, outputs))
+        return Op(name, "op", reads, writes, 1.0, recomputable=name[0] != "b")
+
+    ops = (
+        *(op("split", "", "x0 x1 x2"), op("f0", "x0", "h0"), op("f1", "x1 h0", "h1")),
+        *(op("f2", "x2 h1", "h2"), op("b2", "h2 x2", "g2 weight")),
+        *(op("b1", "g2 x1", "g1"), op("b0", "g1 x0", "g0")),
+    )
+    return TrainingGraph(ops, sizes, (names.index("weight"), names.index("g0")), nforward=4)
+
+
+def test_what_has_too_many_outputs_for_gradients_beside_cannot_run_again() -> None:
+    """After b2, the weight's gradient stays, and g2 or what comes of it; else parts could go."""
+    graph = _split()
+    moments, lowest = Moments(graph), 19 * UNIT
+    least = BruteForceSequences(any_order=True).solve(Problem(graph, None)).schedule
+    assert least is not None
+    assert simulate(least).peak_nbytes == lowest
+    split, b2 = 0, 4
+    assert moments.again.staying_nbytes({b2}) == 7 * UNIT
+    assert not moments.again.may_run(split, (12 - 1) * UNIT)
+    assert moments.again.may_run(split, 12 * UNIT)
+    assert moments.floor.nbytes < lowest - UNIT
+    for budget in range(moments.floor.nbytes, lowest, UNIT):
+        assert math.isinf(moment_bound(moments, budget, Stop(math.inf)).seconds)
+    bound = moment_bound(moments, lowest, Stop(math.inf))
+    assert bound.seconds == pytest.approx(least.seconds, rel=1e-5)
+
+
 def test_a_budget_for_everything_costs_nothing() -> None:
     graph = unit_chain(8)
     bound = moment_bound(

@@ -154,6 +154,25 @@ def test_what_is_smaller_than_large_buffers_is_kept_and_buffers_that_are_little_
     assert dense_buffers.kept_below(large) == 0, "the parts of threads are smaller"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kept_nbytes"),
+    [
+        ("MXNET_CPU_WORKER_NTHREADS", "1", 32 << 20),
+        ("MXNET_CPU_WORKER_NTHREADS", "4", 0),
+        ("MXNET_ENGINE_TYPE", "ThreadedEnginePerDevice", 32 << 20),
+        ("MXNET_ENGINE_TYPE", "ThreadedEngine", 0),
+        ("MXNET_ENGINE_TYPE", "NaiveEngine", 0),
+    ],
+)
+def test_nothing_is_kept_where_one_worker_does_not_run_all(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, kept_nbytes: int
+) -> None:
+    """Each worker would keep memory of its own."""
+    nodes = _traced(8, 500, 600).nodes
+    monkeypatch.setenv(name, value)
+    assert dense_buffers.kept_below(nodes) == kept_nbytes
+
+
 @pytest.mark.parametrize("nthreads", [1, 16])
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
 def test_every_estimate_has_room_for_the_buffers(

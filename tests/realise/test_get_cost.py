@@ -37,6 +37,23 @@ def test_a_planned_network_costs_what_it_trains_in(name: str) -> None:
     assert memplan.get_cost(without_flags(planned), **shapes) == memplan.get_cost(net, **shapes)
 
 
+@pytest.mark.parametrize("is_hinted", [False, True])
+def test_few_trials_are_no_worse_than_memongers(is_hinted: bool) -> None:
+    """Its first is without a threshold, its second by a guess that is a good one in a chain."""
+    body = mx.sym.Variable("data")
+    for layer in range(12):
+        body = mx.sym.Convolution(body, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"c{layer}")
+        body = mx.sym.Activation(mx.sym.BatchNorm(body), act_type="relu")
+        if is_hinted:
+            body._set_attr(mirror_stage="True")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(body, num_hidden=10), name="softmax")
+    shapes = {"data": (16, 3, 64, 64)}
+    assert memplan.get_cost(net, **shapes) == 100
+    for ntrial in (1, 6, 200):
+        planned = memplan.search_plan(net, ntrial=ntrial, **shapes)
+        assert memplan.get_cost(planned, **shapes) <= 40
+
+
 def test_flags_of_the_users_own_count() -> None:
     net, shapes = NETWORKS["residual"]()
     before = memplan.get_cost(net, **shapes)

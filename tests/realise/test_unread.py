@@ -46,6 +46,12 @@ LAYERS: dict[str, tuple[Callable[..., mx.sym.Symbol], tuple[int, ...]]] = {
     "dense": (lambda data: dense(data, 5, name="layer"), ROWS),
     "deconvolution": (deconvolution, (2, 12, 4, 4)),
     "dot": (dot, ROWS),
+    "layer_norm": (lambda data: mx.sym.LayerNorm(data, name="layer"), ROWS),
+    "layer_norm_of_channels": (
+        lambda data: mx.sym.LayerNorm(data, axis=1, name="layer"),
+        (2, 12, 4, 4),
+    ),
+    "group_norm": (lambda data: mx.sym.GroupNorm(data, num_groups=3, name="layer"), (2, 12, 4, 4)),
     "embedding": (
         lambda data: mx.sym.Embedding(data, input_dim=9, output_dim=3, name="layer"),
         (8,),
@@ -89,7 +95,7 @@ def test_they_are_neither_computed_nor_stored(name: str) -> None:
     assert not differences(stock_steps(traced, values), planned_steps(again))
 
 
-@pytest.mark.parametrize("name", ["convolution", "without_bias", "deconvolution", "dense", "dot"])
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"embedding"}))
 def test_with_frozen_parameters_only_that_of_the_data_is_computed(name: str) -> None:
     options = {"of": lambda data: mx.sym.broadcast_add(data, var("shift", shape=data_shape))}
     data_shape = LAYERS[name][1]
@@ -115,6 +121,18 @@ def test_those_of_weight_and_bias_are_computed_together(name: str, frozen: str) 
     assert all(others)
 
 
+@pytest.mark.parametrize("frozen", ["gamma", "beta"])
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_of_channels", "group_norm"])
+def test_those_of_a_norm_are_computed_one_by_one(name: str, frozen: str) -> None:
+    other = "beta" if frozen == "gamma" else "gamma"
+    traced = traced_layer(name, grad_req={f"layer_{other}": "write"})
+    sizes = sizes_of_gradients(traced)
+    assert [size > 0 for size in sizes] == [False, other == "gamma", other == "beta"]
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
 def test_that_of_a_convolution_of_points_is_there_without_onednn() -> None:
     """MXNet's own kernel writes it, whatever it is asked for."""
     traced = traced_layer("convolution", type_dict={"data": "float64"})
@@ -137,6 +155,21 @@ def test_that_of_a_target_has_no_memory(operator: str) -> None:
         body = getattr(mx.sym, operator)(dense(var(), 5, name="layer"), var("label"), name="other")
         net = mx.sym.MakeLoss(mx.sym.square(body))
     traced = trace(net, shapes={"data": ROWS, "label": (8, 5)}, realisation="packed")
+    [op] = [op for op in traced.graph.ops if op.name == "other_backward"]
+    assert [traced.graph.tensors[tensor].nbytes for tensor in op.outputs] == [8 * 5 * 4, 0]
+    values = random_values(traced)
+    executor = bound(traced, Schedule.unplanned(traced.graph), values)
+    assert not differences(stock_steps(traced, values), planned_steps(executor))
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (8, 1), (1, 5)])
+@pytest.mark.parametrize("operator", ["add", "sub", "mul", "div"])
+def test_that_of_a_mask_has_no_memory(operator: str, shape: tuple[int, int]) -> None:
+    with mx.name.NameManager():
+        layer = dense(var(), 5, name="layer")
+        body = getattr(mx.sym, f"broadcast_{operator}")(layer, var("mask"), name="other")
+        net = mx.sym.MakeLoss(mx.sym.square(body))
+    traced = trace(net, shapes={"data": ROWS, "mask": shape}, realisation="packed")
     [op] = [op for op in traced.graph.ops if op.name == "other_backward"]
     assert [traced.graph.tensors[tensor].nbytes for tensor in op.outputs] == [8 * 5 * 4, 0]
     values = random_values(traced)
@@ -246,6 +279,27 @@ CALLS: dict[str, tuple[str, dict[str, str], list[tuple[int, ...]], list[tuple[in
     "difference": ("_backward_sub", {}, [(8, 5)], [(8, 5)] * 2),
     "product": ("_backward_mul", {}, [(8, 5)] * 3, [(8, 5)] * 2),
     "quotient": ("_backward_div", {}, [(8, 5)] * 3, [(8, 5)] * 2),
+    "layer_norm": (
+        "_backward_LayerNorm",
+        {},
+        [(8, 12), (8, 12), (12,), (8, 1), (8, 1)],
+        [(8, 12), (12,), (12,)],
+    ),
+    "group_norm": (
+        "_backward_GroupNorm",
+        {"num_groups": "3"},
+        [(2, 12, 5), (2, 12, 5), (3,), (2, 3), (2, 3)],
+        [(2, 12, 5), (3,), (3,)],
+    ),
+    **{
+        f"broadcast_{name}": (f"_backward_broadcast_{name}", {}, read, [(8, 5), (8, 1)])
+        for name, read in {
+            "add": [(8, 5)],
+            "sub": [(8, 5)],
+            "mul": [(8, 5), (8, 5), (8, 1)],
+            "div": [(8, 5), (8, 5), (8, 1)],
+        }.items()
+    },
 }
 
 

@@ -361,6 +361,18 @@ def test_ops_that_a_backend_has_fused_are_refused() -> None:
         trace(fused, shapes=shapes)
 
 
+@pytest.mark.parametrize("shapes", [{}, {"behind_weight": (3, 8), "behind_bias": (3,)}])
+def test_an_op_of_unknown_shape_is_named_before_what_stands_behind_it(shapes: Any) -> None:
+    """Of the parameters behind it no shape is known, either, and to give them helps nobody."""
+    kept = mx.sym.contrib.boolean_mask(mx.sym.Variable("x"), mx.sym.Variable("mask"), name="kept")
+    body = mx.sym.FullyConnected(kept, num_hidden=3, name="behind")
+    symbol = mx.sym.SoftmaxOutput(body, name="softmax")
+    with pytest.raises(TraceError, match=r"the shape of 'kept' .* is not known before it runs"):
+        trace(symbol, shapes={"x": (4, 8), "mask": (4,), **shapes})
+    with pytest.raises(ArgumentError, match=r"'x', 'mask', .* is unknown; name the input shapes"):
+        trace(symbol, shapes={})
+
+
 def test_a_gradient_that_depends_on_the_memory_is_refused() -> None:
     scores = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax", out_grad=True)

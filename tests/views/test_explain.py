@@ -13,12 +13,13 @@ from helpers.branches import taking
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from helpers.shown import recomputing_chain
 from memplan.errors import ArgumentError
+from memplan.planning.plan import Footprint
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.liveness import Fate, Role, at_peak, at_step, fates, live_by_role, lives, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.views.explain import Reasons, peak, why
+from memplan.views.explain import Reasons, memory, peak, why
 
 
 @examples(60)
@@ -155,3 +156,12 @@ def test_a_name_is_text() -> None:
 def test_an_argument_is_said_to_be_one() -> None:
     said = why(Schedule.unplanned(unit_chain(3)), "weight", ["weight"])
     assert said.startswith("'weight' is an argument or a state of the network")
+
+
+def test_what_is_held_beside_activations_is_said() -> None:
+    footprint = Footprint(8, 8, 3 * 2**20, 2**10, 1.0, 16, 0, 2**21, "measured")
+    parts = "arguments and gradients 3.00 MiB, workspace of operators 2.00 MiB, reserve 1.00 KiB"
+    said = memory(recomputing_chain(), footprint)
+    assert said == f"{peak(recomputing_chain())}\n\nBeside activations: {parts}."
+    nothing = Footprint(8, 8, 0, 0, 1.0, 16)
+    assert memory(recomputing_chain(), nothing) == peak(recomputing_chain())

@@ -35,7 +35,7 @@ from memplan.step.liveness import at_peak, at_step
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.strategies import Status
-from memplan.views.explain import Reasons, peak, why
+from memplan.views.explain import Reasons, memory, why
 from memplan.views.layout import forward_layout
 from memplan.views.notebook import notebook_html
 from memplan.views.pictures import PICTURES, _matrix_cells, overhead_against_memory, plot
@@ -312,7 +312,7 @@ def test_a_plan_shows_itself(tmp_path: Path) -> None:
     plan = memplan.plan(net, strategy="chen_sqrt", **shapes)
     plan.plot("matrix", tmp_path / "matrix.svg")
     assert (tmp_path / "matrix.svg").exists()
-    assert plan.explain() == peak(plan.schedule)
+    assert plan.explain() == memory(plan.schedule, plan.footprint)
     assert plan.explain("unit0_conv1") == why(plan.schedule, "unit0_conv1")
     assert plan.save_report(tmp_path / "report.html").read_text() == plan.report_html()
     assert plan._repr_html_() == notebook_html(plan)

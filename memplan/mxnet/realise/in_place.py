@@ -101,7 +101,7 @@ def kept_in_explicit(
         return {}  # to find the layouts takes a quarter of tracing
     source_of, array_of = overwritten(graph, nodes, stock_order), arrays(graph)
     turned = turned_arrays(graph, nodes, source_of)
-    all_own, _ = own_layouts(graph, nodes, stock_order, source_of, turned)
+    all_own, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     shapes = [info.shape if info else None for node in nodes for info in node.infos.outputs]
     heads = set(graph.heads)  # which live to the end, so that nothing is written over them
     result: dict[int, dict[int, bool]] = {}
@@ -113,7 +113,7 @@ def kept_in_explicit(
             continue
         if not heads.isdisjoint(array_of[source]):
             continue
-        is_sliced = _may_be_sliced({shapes[tensor] for tensor in array_of[source]})
+        is_sliced = source not in reshaped and _may_be_sliced({shapes[t] for t in array_of[source]})
         if is_sliced or source not in own:
             result.setdefault(index, {})[source] = is_sliced
     return result

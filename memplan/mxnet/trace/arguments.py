@@ -16,6 +16,7 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.too_large import check_size, check_uninferred
+from memplan.mxnet.trace.unknown_shapes import check_unknown
 from memplan.util.numbers import shown
 from memplan.util.words import first_of
 
@@ -44,7 +45,8 @@ def infer_arguments(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Shape and dtype of every argument and auxiliary state; ArgumentError where unknown.
 
-    SizeError names an array that is too large for MXNet.
+    TraceError names an op that makes them so, as its own shape depends on numbers; SizeError an
+    array that is too large for MXNet.
     """
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise ArgumentError(
@@ -100,6 +102,7 @@ def _infer_shapes(
     unknown = [name for name, shape in result.items() if not shape_is_known(shape)]
     if unknown:
         check_uninferred(symbol, inputs)
+        check_unknown(symbol, inputs)
         raise ArgumentError(
             f"the shape of {_some(unknown)} is unknown; name the input shapes, e.g. "
             f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape, as that of a state of "

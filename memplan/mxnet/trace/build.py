@@ -45,6 +45,7 @@ from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.mxnet.trace.too_large import check_op
+from memplan.mxnet.trace.unknown_shapes import unknown_shape
 from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.util.numbers import shown
 
@@ -228,26 +229,12 @@ def _infer(
         raise TraceError(f"MXNet cannot infer the shapes of the {what}: {reason}") from error
 
 
-def _advice(node: Node) -> str:
-    """What to do about an op of whose outputs some shape is unknown."""
-    leave_out = "leave it out of the training network"
-    if not node.op.startswith("_np") or mx.util.is_np_shape():
-        return leave_out
-    return (
-        f"without NumPy semantics MXNet takes the shape () for an unknown one, and an op of mx.np "
-        f"may have it in an output that nobody reads: call mx.npx.set_np() first, or {leave_out}"
-    )
-
-
 def _checked(full: Sequence[Entry]) -> list[Node]:
     """The ops of the step, in the order of MXNet; an error for those that cannot be planned."""
     order = [node for node in depth_first(full) if not node.is_variable]
     for node in order:
         if None in node.infos.outputs:
-            raise TraceError(
-                f"the shape of {node.name!r} ({node.op}) is not known before it runs, "
-                f"so its memory cannot be planned; {_advice(node)}"
-            )
+            raise unknown_shape(node)
         if any(info and info.dtype not in _DTYPES for info in node.infos.outputs):
             raise TraceError(
                 f"{node.name!r} ({node.op}) computes in bfloat16, which memplan cannot plan; "

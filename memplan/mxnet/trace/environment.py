@@ -42,6 +42,17 @@ def fewest_summed_in_place() -> int:
     return int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP") or "8")
 
 
+def engine_has_one_worker() -> bool:
+    """Does one thread of MXNet's engine run all operators of a CPU, and nothing but these?
+
+    The default engine has threads for each device, one for a CPU if it is not told otherwise.
+    ``ThreadedEngine`` has many for all, ``NaiveEngine`` runs an operator in the thread that calls.
+    """
+    if os.environ.get("MXNET_ENGINE_TYPE", "") in ("ThreadedEngine", "NaiveEngine"):
+        return False
+    return os.environ.get("MXNET_CPU_WORKER_NTHREADS", "1") in ("", "1")
+
+
 @contextlib.contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
     """Environment variable ``name`` is ``value`` within, and what it was afterwards.

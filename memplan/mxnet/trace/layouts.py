@@ -107,10 +107,11 @@ def is_of_views(call: Node) -> bool:
 def must_be_in_place(node: Node) -> bool:
     """Does MXNet end the process where ``node`` does not write over what it reads?
 
-    A softmax along the rows of pictures does, which are in a layout of oneDNN's.
+    A softmax along the rows of pictures does, or of sequences, which a convolution leaves in a
+    layout of oneDNN's, be it one over one dimension or two.
     """
     data = node.infos.inputs[0] if node.op in ("softmax", "log_softmax") else None
-    if data is None or len(data.shape) < 4 or not reads_any_layout(node):
+    if data is None or len(data.shape) < 3 or not reads_any_layout(node):
         return False
     return is_along_last_axis(node, len(data.shape))
 

@@ -22,7 +22,7 @@ from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_convolution_of_mxnet
 from memplan.mxnet.realise.estimate.processor import has_avx512
 from memplan.mxnet.realise.estimate.scratchpads import columns_of
-from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.environment import engine_has_one_worker, onednn_is_enabled
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
 from memplan.mxnet.trace.operators import CONVOLUTIONS
 from memplan.util.heap import KEPT_NBYTES
@@ -107,8 +107,12 @@ def kept_below(nodes: Sequence[Node]) -> int:
     all where they are little of the step. The parts of several threads are smaller than what is
     counted for all of them: there what is larger than 128 KiB is returned. So it is for gradients
     of convolutions that several threads compute as products of matrices. They allocate such buffers
-    for every picture, or arrays as large, and a process grew to 1.4 times its promise.
+    for every picture, or arrays as large, and a process grew to 1.4 times its promise. So it is,
+    too, where more than one thread runs operators, as each would keep what it has freed, and in a
+    thread that runs other code as well, whose holes would be cut up.
     """
+    if not engine_has_one_worker():
+        return 0
     sizes = [size for node in nodes for size in buffers_nbytes(node)]
     sizes += (_allocated(each) * times for node in nodes for each, times in _of_gradients(node))
     returned = [size for size in sizes if size >= _LEAST_RETURNED]

@@ -15,6 +15,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.errors import ArgumentError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.trace.nnvm import output_of
 from memplan.mxnet.train.arrays.nesting import alike, as_in, as_inputs, leaves, of_semantics
@@ -37,8 +38,13 @@ def losses_by(loss: Any, outputs: Any, labels: Any) -> Any:
     arguments = () if labels is None else (labels,)
     if not isinstance(loss, list | tuple):
         return loss(outputs, *arguments)
-    pairs = list(zip(loss, outputs, *map(as_inputs, arguments), strict=True))
-    return [fn(*pair) for fn, *pair in pairs]
+    columns = {"losses": loss, "outputs": tuple(outputs)}
+    if arguments:
+        columns["labels"] = as_inputs(labels)
+    if len(set(map(len, columns.values()))) > 1:
+        counts = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
+        raise ArgumentError(f"a list of losses takes one output and one label each, got {counts}")
+    return [fn(*pair) for fn, *pair in zip(*columns.values(), strict=True)]
 
 
 @dataclass

@@ -1,0 +1,148 @@
+"""Slopes of a PReLU at the end of a hybridized block, by what stands between it and the outputs.
+
+MXNet's graph writes over no gradient that autograd has: that of an output, which a sum hands on to
+its terms in the same array, and what only computes hands on in another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from helpers.block_runs import gradients
+from helpers.blocks import CPU, vectors
+from helpers.training_runs import differences
+from memplan.errors import TraceError
+from memplan.mxnet.gluon import TrainStep, planned
+
+# Of the outputs of a PReLU and of another layer, and of what the block reads.
+Ends = Callable[[Any, Any, Any, Any], Any]
+
+
+def _with_more(f: Any, read: Any) -> Any:
+    return read, f.relu(read)
+
+
+RIGHT: dict[str, Ends] = {
+    "a term": lambda f, y, z, x: x + y,
+    "the first term": lambda f, y, z, x: z + y,
+    "a term of a term": lambda f, y, z, x: x + (z + y),
+    "a sum and a number": lambda f, y, z, x: 1 + x + y,
+    "rounded": lambda f, y, z, x: f.contrib.round_ste(y),
+    "the sign": lambda f, y, z, x: f.contrib.sign_ste(y),
+    "beside a reader without a gradient": lambda f, y, z, x: x + f.BlockGrad(f.sin(y)) + y,
+}
+RIGHT_OF_TWO: dict[str, Ends] = {
+    "one of two sums": lambda f, y, z, x: (x + y, z + x),
+    "a sum and its numbers": lambda f, y, z, x: (x + y, f.BlockGrad(x + y)),
+}
+MULTIPLIED: dict[str, Ends] = {
+    "a copy": lambda f, y, z, x: f.identity(y),
+    "reshaped": lambda f, y, z, x: f.reshape(y, (-1,)),
+    "flat": lambda f, y, z, x: f.Flatten(y),
+    "whole": lambda f, y, z, x: f.slice_axis(y, axis=0, begin=0, end=None),
+    "cast": lambda f, y, z, x: f.cast(y, "float32"),
+    "a sum with broadcasting": lambda f, y, z, x: f.broadcast_add(x, y),
+    "an add_n": lambda f, y, z, x: f.add_n(x, y),
+    "a difference": lambda f, y, z, x: y - x,
+    "a reshaped sum": lambda f, y, z, x: f.reshape(x + y, (-1,)),
+    "a sum of what is reshaped": lambda f, y, z, x: x.reshape((-1,)) + y.reshape((-1,)),
+    "both terms": lambda f, y, z, x: y + y,
+    "in two terms": lambda f, y, z, x: x + (y + f.sin(y)),
+}
+MULTIPLIED_OF_TWO: dict[str, Ends] = {
+    "the sum and the term": lambda f, y, z, x: (x + y, y),
+    "the sum and more": lambda f, y, z, x: _with_more(f, x + y),
+    "the term of two sums": lambda f, y, z, x: (x + y, z + y),
+    "two outputs": lambda f, y, z, x: (y, y),
+}
+COPIED: dict[str, Ends] = {
+    "an add_n of two that are trained": lambda f, y, z, x: f.add_n(y, x, z),
+    "a sum of copies": lambda f, y, z, x: f.identity(y) + f.identity(z),
+    "a sum of what is flat": lambda f, y, z, x: f.Flatten(y) + f.Flatten(z),
+}
+ENDS = RIGHT | MULTIPLIED | RIGHT_OF_TWO | MULTIPLIED_OF_TWO
+
+
+class _Block(gluon.HybridBlock):
+    def __init__(self, name: str) -> None:
+        super().__init__(prefix="net_")
+        self._ends = (ENDS | COPIED)[name]
+        with self.name_scope():
+            self.one, self.other = nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)
+            self.slopes = nn.PReLU()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return self._ends(F, self.slopes(self.one(x)), self.other(x), x)
+
+
+def _gradients(name: str, way: str, *, is_child: bool) -> dict[str, Any]:
+    """The gradients of a block that ends so, or one in which it is a child, by a ``way``."""
+    mx.random.seed(3)
+    net = block = _Block(name)
+    if is_child:
+        net = nn.HybridSequential(prefix="outer_")
+        net.add(block, nn.HybridLambda(lambda _, x: x * 1.5))
+    if way != "one by one":
+        block.hybridize()
+    net.initialize(mx.init.Xavier(), ctx=CPU)
+    x = mx.nd.array(np.random.default_rng(0).normal(0, 1, (16, 8)), ctx=CPU)
+    if way == "step":
+        TrainStep(net, lambda out, _: out.square().sum(), strategy="chen_sqrt")(x, x)
+        return gradients(block)
+    run = planned(net, realisation="packed", strategy="chen_sqrt") if way == "planned" else net
+    with autograd.record():
+        found = run(x)
+        losses = [out.square() for out in (found if isinstance(found, (list, tuple)) else [found])]
+    autograd.backward(losses)
+    return gradients(block)
+
+
+def _slopes(found: dict[str, Any]) -> Any:
+    return next(array for name, array in found.items() if name.endswith("alpha"))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_slopes_at_the_end_have_the_gradients_of_the_hybridized_block(name: str) -> None:
+    ways = ("one by one", "hybridized", "planned")
+    right, expected, found = (_gradients(name, way, is_child=False) for way in ways)
+    assert not differences([expected], [found])
+    factor = 1 if name in RIGHT | RIGHT_OF_TWO else 0.25
+    np.testing.assert_allclose(_slopes(found), factor * _slopes(right), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*RIGHT, "a copy", "reshaped", "an add_n", "both terms"])
+def test_slopes_at_the_end_of_a_child_have_those_of_the_hybridized_child(name: str) -> None:
+    expected, found = (_gradients(name, way, is_child=True) for way in ("hybridized", "planned"))
+    assert not differences([expected], [found])
+
+
+@pytest.mark.parametrize("name", ["a term", "an add_n"])
+def test_a_step_has_the_slopes_of_a_hybridized_child(name: str) -> None:
+    expected, found = (_gradients(name, way, is_child=True) for way in ("hybridized", "step"))
+    assert not differences([expected], [found])
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_copies_of_one_gradient_leave_slopes_right(name: str) -> None:
+    """Where a hybridized block multiplies, which copies the gradient for each of the terms."""
+    ways = ("one by one", "planned", "hybridized")
+    right, found, other = (_slopes(_gradients(name, way, is_child=False)) for way in ways)
+    np.testing.assert_allclose(found, right, rtol=1e-4)
+    np.testing.assert_allclose(other, 0.25 * right, rtol=1e-4)
+
+
+def test_explicit_plans_refuse_a_term_of_a_block_s_output() -> None:
+    block, x = _Block("a term"), vectors()[0]
+    block.hybridize()
+    block.initialize(mx.init.Xavier(), ctx=CPU)
+    net = planned(block, realisation="explicit", strategy="chen_sqrt")
+    message = r"prelu.*would write over the gradient.*'packed'"
+    with pytest.raises(TraceError, match=message), autograd.record():
+        net(x[:, :8])
