@@ -63,7 +63,7 @@ _UNEVEN, _VERY_UNEVEN = 256, 1024
 MOST_BY_THREAD = 1_250_000
 
 # For each thread that makes a product of matrices where they are, so many numbers are allocated by
-# term to add. A malloc that prints showed 4,915,200 bytes and a page of 4 threads and 6,400 terms.
+# term to add. A malloc that prints showed 4.9 MB of 4 threads and 6,400 terms (AVX-512).
 _ARRAY_AVX512, _ARRAY_AVX2 = 48, 16
 
 # Buffers of this size and more go back to the system where as many of the largest as may lie beside
