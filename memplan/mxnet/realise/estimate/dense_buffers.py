@@ -107,9 +107,9 @@ def kept_below(nodes: Sequence[Node]) -> int:
     all where they are little of the step. The parts of several threads are smaller than what is
     counted for all of them: there what is larger than 128 KiB is returned. So it is for gradients
     of convolutions that several threads compute as products of matrices. They allocate such buffers
-    for every picture, or arrays as large, and a process grew to 1.4 times its promise. So it is,
-    too, where more than one thread runs operators, as each would keep what it has freed, and in a
-    thread that runs other code as well, whose holes would be cut up.
+    for every picture, or arrays as large, and a process grew with every step. So it is, too, where
+    more than one thread runs operators, as each would keep what it has freed, and in a thread that
+    runs other code as well, whose holes would be cut up.
     """
     if not engine_has_one_worker():
         return 0
