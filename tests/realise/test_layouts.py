@@ -155,6 +155,49 @@ def test_a_softmax_of_rows_is_written_over_a_convolution_that_it_reads(
         assert not trace(symbol, realisation=realisation, **options).graph.ops[again].recomputable
 
 
+def _is_run_once(of: Callable[[Symbol], Symbol], realisation: str) -> bool:
+    symbol = mx.sym.softmax(of(mx.sym.Variable("data")), axis=-1, name="rows")
+    symbol = mx.sym.MakeLoss(mx.sym.square(symbol))
+    traced = trace(symbol, shapes={"data": (3, 4, 6, 6)}, realisation=realisation)
+    return not next(op for op in traced.graph.ops if op.name == "rows").recomputable
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "mirror"])
+def test_a_softmax_of_scores_may_run_again(realisation: str) -> None:
+    """The scores of attention are in the usual layout, also behind convolutions."""
+
+    def scores(data: Symbol) -> Symbol:
+        rows = mx.sym.reshape(convolution(data), shape=(-3, 0, 0))
+        return mx.sym.batch_dot(rows, rows, transpose_b=True) * 0.5
+
+    def of_four_dimensions(data: Symbol) -> Symbol:
+        return mx.sym.reshape(scores(data), shape=(-4, 3, -1, 0, 0))
+
+    def dense(data: Symbol) -> Symbol:
+        return mx.sym.FullyConnected(convolution(data), num_hidden=6, flatten=False)
+
+    assert not any(_is_run_once(of, realisation) for of in (scores, of_four_dimensions, dense))
+
+
+@pytest.mark.parametrize("realisation", ["explicit", "mirror"])
+def test_a_softmax_of_what_has_the_layout_of_a_convolution_runs_once(realisation: str) -> None:
+    def pooled(data: Symbol) -> Symbol:
+        return mx.sym.Pooling(convolution(data), kernel=(2, 2), pool_type="max")
+
+    def second_term(data: Symbol) -> Symbol:
+        return mx.sym.exp(mx.sym.broadcast_mul(mx.sym.ones((1,)), mx.sym.relu(convolution(data))))
+
+    def part(data: Symbol) -> Symbol:
+        return mx.sym.slice_axis(convolution(data), axis=1, begin=0, end=4)
+
+    def rows(data: Symbol) -> Symbol:
+        return mx.sym.reshape(convolution(data), shape=(0, 0, -1))
+
+    found = [_is_run_once(of, realisation) for of in (pooled, second_term, rows)]
+    assert all(found)
+    assert not _is_run_once(part, realisation)
+
+
 def test_explicit_steps_slice_no_array_in_the_layout_of_another_shape() -> None:
     """A flat cumsum is written over a convolution, and has its layout: a slice of it would fail."""
     total = mx.sym.cumsum(convolution(mx.sym.Variable("data")))

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import re
 
-from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import is_true
+from memplan.mxnet.trace.nnvm import EntryInfo, Node
+from memplan.mxnet.trace.operators import CONVOLUTIONS, is_true
 
 # Operators of oneDNN on a CPU (TIsMKLDNN): they read arrays in any layout.
 _ONEDNN = frozenset(
@@ -48,6 +48,9 @@ KEEPS_LAYOUT = frozenset(
     _backward_LeakyReLU _backward_Pooling _backward_add _backward_amp_cast _backward_amp_multicast
     _backward_contrib_BatchNormWithReLU _backward_copy""".split()
 )
+
+# Products of matrices, whose output is in the usual layout whatever they read.
+_USUAL = frozenset({"FullyConnected", "RNN", "batch_dot", "dot"})
 
 # What they compute only with these attributes (SupportMKLDNNAct, ...LeakyRelu, ...Pooling).
 _ONEDNN_ATTRS = {
@@ -113,7 +116,30 @@ def must_be_in_place(node: Node) -> bool:
     data = node.infos.inputs[0] if node.op in ("softmax", "log_softmax") else None
     if data is None or len(data.shape) < 3 or not reads_any_layout(node):
         return False
-    return is_along_last_axis(node, len(data.shape))
+    return is_along_last_axis(node, len(data.shape)) and _may_have_layout_of_convolution(node)
+
+
+def _may_have_layout_of_convolution(node: Node) -> bool:
+    """May what ``node`` reads be in the layout of a Convolution's output?
+
+    What is read has that, be it by oneDNN or by what writes over it, but for products of matrices,
+    such as the scores of attention.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        for (source, _), info in zip(node.inputs, node.infos.inputs, strict=True):
+            is_handed_on = reads_any_layout(node) or _are_as_large(info, node.infos.outputs[0])
+            if source.op in CONVOLUTIONS and is_handed_on:
+                return True
+            if is_handed_on and source not in seen and source.op not in _USUAL:
+                seen.add(source)
+                waiting.append(source)
+    return False
+
+
+def _are_as_large(one: EntryInfo | None, other: EntryInfo | None) -> bool:
+    return one is None or other is None or one.nelements == other.nelements
 
 
 def is_along_last_axis(softmax: Node, ndim: int) -> bool:
