@@ -40,6 +40,8 @@ def _traced(op: str, shape: tuple[int, ...], noutputs: int, kernel: int) -> Trac
     ("op", "shape", "noutputs", "kernel", "nthreads", "seen"),
     [
         ("Convolution", (4, 90, 80, 80), 90, 3, 4, [4.9]),
+        ("Convolution", (4, 90, 48, 48), 90, 3, 8, [3.5]),
+        ("Convolution", (4, 90, 44, 44), 90, 3, 8, [0.0]),
         ("Convolution", (8, 150, 80, 80), 190, 3, 2, [5.2, 2.5]),
         ("Deconvolution", (4, 20, 80, 80), 300, 1, 2, [2.5]),
     ],

@@ -30,7 +30,7 @@ _WRITTEN_UNASKED = {
 }
 
 # Their kernels look at what is asked of each gradient (nn/layer_norm-inl.h, group_norm-inl.h).
-_NORMS = frozenset({"_backward_GroupNorm", "_backward_LayerNorm"})
+_EACH_BY_ITSELF = frozenset({"_backward_GroupNorm", "_backward_LayerNorm"})
 
 
 def without_unread(graph: TrainingGraph, nodes: Sequence[Node], device_type: str) -> TrainingGraph:
@@ -74,7 +74,7 @@ def _left_out(node: Node, unread: Collection[int], device_type: str) -> set[int]
     if device_type == "cpu" and may_be_partial(node.op) and _heeds_requests(node):
         # oneDNN computes the gradients of weight and bias together, or neither: asked for the bias
         # alone a convolution writes both, and a dense layer none. A norm computes each by itself.
-        together = set() if node.op in _NORMS else set(range(1, node.noutputs))
+        together = set() if node.op in _EACH_BY_ITSELF else set(range(1, node.noutputs))
         return set(unread) if together <= set(unread) else set(unread) - together
     return set(unread).intersection(unwritten(node, forward))
 

@@ -63,8 +63,11 @@ _UNEVEN, _VERY_UNEVEN = 256, 1024
 MOST_BY_THREAD = 1_250_000
 
 # For each thread that makes a product of matrices where they are, so many numbers are allocated by
-# term to add. A malloc that prints showed 4.9 MB of 4 threads and 6,400 terms (AVX-512).
+# term to add, if there are more terms than fit its stack (STACK_K_CAPACITY of
+# jit_avx512_common_gemm_f32.cpp and jit_avx_gemm_f32.cpp). A malloc that prints showed 4.9 MB of 4
+# threads and 6,400 terms, 3.6 MB of 8 and 2,304, and none of 8 and 1,936 (AVX-512).
 _ARRAY_AVX512, _ARRAY_AVX2 = 48, 16
+_DEPTH_OF_STACK_AVX512, _DEPTH_OF_STACK_AVX2 = 2048, 8192
 
 # Buffers of this size and more go back to the system where as many of the largest as may lie beside
 # each other are more than one byte in so many that the step writes, and than 16 MiB, for it takes
@@ -192,6 +195,9 @@ def _of_gradients(node: Node) -> list[tuple[_Product, int]]:
 def _allocated(product: _Product) -> int:
     """What is copied of a product, or allocated for one that is made where it is."""
     by_term = _ARRAY_AVX512 if has_avx512() else _ARRAY_AVX2
+    of_stack = _DEPTH_OF_STACK_AVX512 if has_avx512() else _DEPTH_OF_STACK_AVX2
+    if product.depth <= of_stack:
+        return _nbytes(product)
     return _nbytes(product) or 4 * by_term * product.depth * product.nthreads
 
 
