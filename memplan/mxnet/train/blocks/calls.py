@@ -169,12 +169,14 @@ def is_run_whole(block: Block, noperators: int) -> bool:
 class Graph:
     """One of ``block`` that MXNet runs as one: the places of its ``ops``, and its outputs.
 
-    ``ends`` are these, as entries of the network's nodes.
+    ``ends`` are these, as entries of the network's nodes, and ``noutputs`` says how many outputs
+    those of the ops are that are any: what is returned again counts again.
     """
 
     block: Block
     ops: frozenset[int]
     ends: Sequence[Entry]
+    noutputs: Mapping[int, int]
 
 
 class Ops:
@@ -223,14 +225,16 @@ class Ops:
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
         first_of = self._merged_in(ops.difference(copies), inputs)
         copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
-        heads = dict.fromkeys(copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs)
-        ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
+        returned = [copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs]
+        heads = dict.fromkeys(returned)
+        ncopies = len(returned) - len(heads)  # MXNet copies what is returned again
         is_whole = is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies)
         read = self._differentiated_by(ops) if is_whole else set()
         variables = [place for place, _ in heads if self.nodes[place]["op"] == VARIABLE]
         self.passed += [(block, place) for place in variables if place not in read]
         if is_whole:
-            self.graphs.append(Graph(block, ops - first_of.keys(), [*heads]))
+            noutputs = Counter(place for place, _ in returned if place in ops)
+            self.graphs.append(Graph(block, ops - first_of.keys(), [*heads], noutputs))
         self.merged |= first_of
 
     def _differentiated_by(self, ops: Iterable[int]) -> set[int]:
