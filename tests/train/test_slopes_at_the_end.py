@@ -119,8 +119,12 @@ class _Beginning(gluon.HybridBlock):
         return self._begin(F, self.slopes(x), x)
 
 
+def _one(found: Any) -> Any:
+    return found[0] if isinstance(found, (list, tuple)) else found
+
+
 def _first(_: Any, found: Any) -> Any:
-    return (found[0] if isinstance(found, (list, tuple)) else found) * 1.5
+    return _one(found) * 1.5
 
 
 def _gradients(name: str, way: str, *, read: Reads | None = None) -> dict[str, Any]:
@@ -218,6 +222,31 @@ def test_copies_of_one_gradient_leave_slopes_right(name: str, read: Reads | None
     """Where a hybridized block multiplies, which copies the gradient for each of the terms."""
     ways = ("one by one", "planned", "hybridized")
     right, found, other = (_slopes(_gradients(name, way, read=read)) for way in ways)
+    np.testing.assert_allclose(found, right, rtol=1e-4)
+    np.testing.assert_allclose(other, 0.25 * right, rtol=1e-4)
+
+
+class _BesideAnother(gluon.HybridBlock):
+    """A sum, whose gradient goes to a child and to another layer, in one array."""
+
+    def __init__(self, child: _Block) -> None:
+        super().__init__(prefix="outer_")
+        self.child = child
+        self.layer = nn.Dense(8, in_units=8, prefix="layer_")
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return F.sin(_one(self.child(x)) + self.layer(x))
+
+
+@pytest.mark.parametrize("name", ["a copy", "two outputs"])
+def test_another_reader_of_the_gradient_of_a_child_leaves_slopes_right(name: str) -> None:
+    """Where the hybridized child multiplies, whose graph has an array of its own for it."""
+
+    def slopes(way: str) -> Any:
+        block = _Block(name)
+        return _slopes(_gradients_of(_BesideAnother(block), block, way))
+
+    right, found, other = map(slopes, ("one by one", "planned", "hybridized"))
     np.testing.assert_allclose(found, right, rtol=1e-4)
     np.testing.assert_allclose(other, 0.25 * right, rtol=1e-4)
 
