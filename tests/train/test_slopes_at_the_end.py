@@ -251,6 +251,48 @@ def test_another_reader_of_the_gradient_of_a_child_leaves_slopes_right(name: str
     np.testing.assert_allclose(other, 0.25 * right, rtol=1e-4)
 
 
+class _OfTwo(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__(prefix="two_")
+        with self.name_scope():
+            self.slopes = nn.PReLU()
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        return F.sin(self.slopes(x)) + F.sin(y)
+
+
+class _CallsOfTwo(gluon.HybridBlock):
+    """Has a child that gets one array twice, or a copy of it."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__(prefix="outer_")
+        self._copies = copies
+        self.layer, self.child = nn.Dense(8, in_units=8, prefix="layer_"), _OfTwo()
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        x = self.layer(x)
+        return F.sin(self.child(x, F.identity(x) if self._copies else x))
+
+
+def test_slopes_that_read_what_a_child_gets_twice_are_refused() -> None:
+    """Whether others read the same of its two variables is not known."""
+    net = _CallsOfTwo(copies=False)
+    message = r"block 'two' gets 'layer_fwd' twice.*'two_prelu0_fwd'.*F\.identity"
+    with pytest.raises(TraceError, match=message):
+        _gradients_of(net, net.child, "planned")
+    for parameter in net.child.collect_params().values():
+        parameter.grad_req = "null"
+    assert _gradients_of(net, net.child, "planned")
+
+
+def test_slopes_of_a_child_that_gets_a_copy_have_the_gradients_of_the_hybridized_child() -> None:
+    def run(way: str) -> dict[str, Any]:
+        net = _CallsOfTwo(copies=True)
+        return _gradients_of(net, net.child, way)
+
+    assert not differences([run("hybridized")], [run("planned")])
+
+
 def test_explicit_plans_refuse_a_term_of_a_block_s_output() -> None:
     block, x = _Block("a term"), vectors()[0]
     block.hybridize()

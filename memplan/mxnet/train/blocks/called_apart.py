@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.errors import TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.losses import has_gradient
 from memplan.mxnet.trace.nnvm import VARIABLE
@@ -46,7 +47,7 @@ def called_apart(
         places = _slopes_at_the_end(ops) if in_halves else set()
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
-    slopes = _slopes_at_borders(ops)
+    slopes = _slopes_at_borders(ops, ops.trained(params))
     repeated = _repeated(nodes, trained, graph_of, are_merged=False)
     return slopes | repeated, slopes | _repeated(nodes, params, graph_of, are_merged=True)
 
@@ -70,12 +71,13 @@ def _slopes_at_the_end(ops: Ops) -> set[int]:
     return {place for place in _known_slopes(ops) if place in found}
 
 
-def _slopes_at_borders(ops: Ops) -> set[int]:
+def _slopes_at_borders(ops: Ops, trained: Collection[int]) -> set[int]:
     """The PReLUs of which MXNet writes over no gradient.
 
     Those in no graph, those that have the gradient of an output of theirs, which is autograd's, and
     those that alone hand on a gradient there to what comes from outside, which has an array of its
     own. An output counts whether or not anything reads it: MXNet has zeros for its gradient.
+    TraceError where it is not known whether they do so alone, and the slopes are ``trained``.
     """
     graph_of = ops.graph_of
     noutputs = {k: count for graph in ops.graphs for k, count in graph.noutputs.items()}
@@ -83,11 +85,28 @@ def _slopes_at_borders(ops: Ops) -> set[int]:
     of_outputs = _with_gradients_of_outputs(ops, graph_of, noutputs, readers)
 
     def is_kept(place: int) -> bool:
-        own, (data, output, *_) = graph_of.get(place), ops.nodes[place]["inputs"][0]
-        reads_alone = graph_of.get(data) != own and readers.get((own, data, output)) == [place]
-        return own is None or reads_alone or place in of_outputs
+        own, (data, slopes) = graph_of.get(place), ops.nodes[place]["inputs"]
+        if own is None or place in of_outputs:
+            return True
+        beside = readers.get((own, data[0], data[1]), [])
+        if len(beside) > 1 and place in beside and slopes[0] in trained:
+            _check_gets_once(ops, own, place)
+        return graph_of.get(data[0]) != own and beside == [place]
 
     return {place for place in _known_slopes(ops) if is_kept(place)}
+
+
+def _check_gets_once(ops: Ops, graph: Graph, place: int) -> None:
+    """TraceError if a PReLU of ``graph`` reads what that gets twice."""
+    data = ops.nodes[place]["inputs"][0]
+    if (data[0], data[1]) in graph.gets_twice:
+        raise TraceError(
+            f"hybridized block {graph.block.name!r} gets {ops.nodes[data[0]]['name']!r} twice, "
+            f"which op {ops.nodes[place]['name']!r} (LeakyReLU, act_type='prelu') reads: what "
+            f"gradient MXNet takes of its slopes depends on which of the two others read; give the "
+            f"block F.identity(x) the second time, do not hybridize it, or freeze the slopes "
+            f"(grad_req 'null')"
+        )
 
 
 def _readers(ops: Ops, graph_of: GraphOf, noutputs: Mapping[int, int]) -> Readers:
