@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.errors import TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.losses import has_gradient
 from memplan.mxnet.trace.nnvm import VARIABLE
@@ -20,6 +21,13 @@ Parameter = Any
 
 # A node of a graph in JSON.
 Node = Mapping[str, Any]
+
+# In which graph the op at a place is.
+GraphOf = Mapping[int, Graph]
+
+# The ops of a graph that hand on gradients to an output of an op, by its place and number: one that
+# does so for several of its inputs is there as often.
+Readers = dict[tuple[Graph | None, int, int], list[int]]
 
 # Operators whose inputs get the gradient of the output itself, in its array (CloneGradient of
 # MXNet's src/operator). A ``_copy`` or a Reshape, say, hands on a copy of it.
@@ -39,7 +47,7 @@ def called_apart(
         places = _slopes_at_the_end(ops) if in_halves else set()
         return places, places
     trained = {name for name, parameter in params.items() if parameter.grad_req != "null"}
-    slopes = _slopes_at_borders(ops)
+    slopes = _slopes_at_borders(ops, ops.trained(params))
     repeated = _repeated(nodes, trained, graph_of, are_merged=False)
     return slopes | repeated, slopes | _repeated(nodes, params, graph_of, are_merged=True)
 
@@ -57,54 +65,91 @@ def _slopes_at_the_end(ops: Ops) -> set[int]:
 
     MXNet writes over those that die in the graph. The slopes have other gradients then.
     """
-    whole = dict.fromkeys(range(ops.nknown))  # one graph, whose children have none of their own
-    found = _with_gradients_of_outputs(ops, whole, Counter(ops.heads))
-    return {place for place in found if _has_slopes(ops.nodes[place])}
+    noutputs = Counter(ops.heads)
+    # All is one graph, whose children have none of their own.
+    found = _with_gradients_of_outputs(ops, {}, noutputs, _readers(ops, {}, noutputs))
+    return {place for place in _known_slopes(ops) if place in found}
 
 
-def _slopes_at_borders(ops: Ops) -> set[int]:
+def _slopes_at_borders(ops: Ops, trained: Collection[int]) -> set[int]:
     """The PReLUs of which MXNet writes over no gradient.
 
     Those in no graph, those that have the gradient of an output of theirs, which is autograd's, and
-    those that alone read there what comes from outside, whose gradient has an array of its own.
+    those that alone hand on a gradient there to what comes from outside, which has an array of its
+    own. An output counts whether or not anything reads it: MXNet has zeros for its gradient.
+    TraceError where it is not known whether they do so alone, and the slopes are ``trained``.
     """
-    nodes, graph_of = ops.nodes[: ops.nknown], ops.graph_of
-    readers: dict[tuple[int, Graph | None], list[int]] = {}
-    for place, node in enumerate(nodes):
-        for source, *_ in node["inputs"]:
-            readers.setdefault((source, graph_of.get(place)), []).append(place)
-    outputs = Counter({place for place, graph in readers if graph != graph_of.get(place)})
-    outputs |= Counter(set(ops.heads))  # autograd adds up what others make of one
-    result = _with_gradients_of_outputs(ops, graph_of, outputs)
-    for place in filter(lambda place: _has_slopes(nodes[place]), range(ops.nknown)):
-        own, data = graph_of.get(place), nodes[place]["inputs"][0][0]
-        reads_outside = graph_of.get(data) != own and readers[data, own] == [place]
-        if own is None or reads_outside:
-            result.add(place)
-    return {place for place in result if _has_slopes(nodes[place])}
+    graph_of = ops.graph_of
+    noutputs = {k: count for graph in ops.graphs for k, count in graph.noutputs.items()}
+    readers = _readers(ops, graph_of, noutputs)
+    of_outputs = _with_gradients_of_outputs(ops, graph_of, noutputs, readers)
+
+    def is_kept(place: int) -> bool:
+        own, (data, slopes) = graph_of.get(place), ops.nodes[place]["inputs"]
+        if own is None or place in of_outputs:
+            return True
+        beside = readers.get((own, data[0], data[1]), [])
+        if len(beside) > 1 and place in beside and slopes[0] in trained:
+            _check_gets_once(ops, own, place)
+        return graph_of.get(data[0]) != own and beside == [place]
+
+    return {place for place in _known_slopes(ops) if is_kept(place)}
+
+
+def _check_gets_once(ops: Ops, graph: Graph, place: int) -> None:
+    """TraceError if a PReLU of ``graph`` reads what that gets twice."""
+    data = ops.nodes[place]["inputs"][0]
+    if (data[0], data[1]) in graph.gets_twice:
+        raise TraceError(
+            f"hybridized block {graph.block.name!r} gets {ops.nodes[data[0]]['name']!r} twice, "
+            f"which op {ops.nodes[place]['name']!r} (LeakyReLU, act_type='prelu') reads: what "
+            f"gradient MXNet takes of its slopes depends on which of the two others read; give the "
+            f"block F.identity(x) the second time, do not hybridize it, or freeze the slopes "
+            f"(grad_req 'null')"
+        )
+
+
+def _readers(ops: Ops, graph_of: GraphOf, noutputs: Mapping[int, int]) -> Readers:
+    """The ops that hand on gradients in graphs where ``noutputs`` says how many outputs each is.
+
+    Ops that only a dropped output needs are among them. They lie behind those of the network.
+    """
+    readers: Readers = {}
+    reached = set(noutputs)
+    for place in reversed(range(len(ops.nodes))):
+        if place not in reached:
+            continue
+        own = graph_of.get(place)
+        for number, (source, output, *_) in enumerate(ops.nodes[place]["inputs"]):
+            if has_gradient(ops.operators[place], number):
+                readers.setdefault((own, source, output), []).append(place)
+                reached |= {source} if graph_of.get(source) == own else set()
+    return readers
 
 
 def _with_gradients_of_outputs(
-    ops: Ops, graph_of: Mapping[int, Graph | None], noutputs: Mapping[int, int]
+    ops: Ops, graph_of: GraphOf, noutputs: Mapping[int, int], readers: Readers
 ) -> set[int]:
     """The ops whose gradient is that of an output of their graph, in the same array.
 
     ``noutputs`` says how many outputs of it each is. Such a gradient that is a sum, of that of an
     output and of what readers hand on, or of several, has an array of the graph's.
     """
-    nparts, given, result = Counter(noutputs), set(noutputs), set[int]()
-    for place in reversed(range(ops.nknown)):
-        node = ops.operators[place]
-        if not nparts[place]:
-            continue
-        if place in given and nparts[place] == 1:
+    given, result = set(noutputs), set[int]()
+    for place in reversed(range(len(ops.nodes))):
+        own = graph_of.get(place)
+        nparts = noutputs.get(place, 0) + len(readers.get((own, place, 0), ()))
+        if place in given and nparts == 1:
             result.add(place)
-        for number, source in enumerate(ops.nodes[place]["inputs"]):
-            if graph_of.get(source[0]) == graph_of.get(place) and has_gradient(node, number):
-                nparts[source[0]] += 1
-                if place in result and node.op in _HANDS_ON:
-                    given.add(source[0])
+            if ops.operators[place].op in _HANDS_ON:
+                sources = (source for source, *_ in ops.nodes[place]["inputs"])
+                given |= {source for source in sources if graph_of.get(source) == own}
     return result
+
+
+def _known_slopes(ops: Ops) -> list[int]:
+    """The places of the PReLUs of the network."""
+    return [place for place, node in enumerate(ops.nodes[: ops.nknown]) if _has_slopes(node)]
 
 
 def _has_slopes(node: Node) -> bool:

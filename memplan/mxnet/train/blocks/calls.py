@@ -169,12 +169,16 @@ def is_run_whole(block: Block, noperators: int) -> bool:
 class Graph:
     """One of ``block`` that MXNet runs as one: the places of its ``ops``, and its outputs.
 
-    ``ends`` are these, as entries of the network's nodes.
+    ``ends`` are these, as entries of the network's nodes, and ``noutputs`` says how many outputs
+    those of the ops are that are any: what is returned again counts again. It has two variables for
+    each of what it ``gets_twice``, and which of them an op reads is not known.
     """
 
     block: Block
     ops: frozenset[int]
     ends: Sequence[Entry]
+    noutputs: Mapping[int, int]
+    gets_twice: frozenset[Entry]
 
 
 class Ops:
@@ -221,16 +225,20 @@ class Ops:
     ) -> None:
         order = order_between(self.nodes, _places(outputs), _places(inputs))
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
-        first_of = self._merged_in(ops.difference(copies), inputs)
+        gets_twice = frozenset(entry for entry, count in Counter(inputs).items() if count > 1)
+        first_of = self._merged_in(ops.difference(copies), gets_twice)
         copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}
-        heads = dict.fromkeys(copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs)
-        ncopies = len(outputs) - len(heads)  # MXNet copies what is returned again
+        returned = [copied.get((p, k), (first_of.get(p, p), k)) for p, k in outputs]
+        heads = dict.fromkeys(returned)
+        ncopies = len(returned) - len(heads)  # MXNet copies what is returned again
         is_whole = is_run_whole(block, len(ops) - len(copies) - len(first_of) + ncopies)
         read = self._differentiated_by(ops) if is_whole else set()
         variables = [place for place, _ in heads if self.nodes[place]["op"] == VARIABLE]
         self.passed += [(block, place) for place in variables if place not in read]
         if is_whole:
-            self.graphs.append(Graph(block, ops - first_of.keys(), [*heads]))
+            noutputs = Counter(place for place, _ in returned if place in ops)
+            ops -= first_of.keys()
+            self.graphs.append(Graph(block, ops, [*heads], noutputs, gets_twice))
         self.merged |= first_of
 
     def _differentiated_by(self, ops: Iterable[int]) -> set[int]:
@@ -240,10 +248,11 @@ class Ops:
         )
         return {source for place, k, source in read if has_gradient(self.operators[place], k)}
 
-    def _merged_in(self, ops: Iterable[int], inputs: Sequence[Entry]) -> dict[int, int]:
-        """The ``ops`` of a graph of these ``inputs`` that equal an earlier one, and that one."""
-        # A graph that gets something twice has two variables for it: which are read is not known.
-        unclear = {entry for entry, count in Counter(inputs).items() if count > 1}
+    def _merged_in(self, ops: Iterable[int], unclear: frozenset[Entry]) -> dict[int, int]:
+        """The ``ops`` of a graph that equal an earlier one, and that one.
+
+        Those that read what is ``unclear`` are left out.
+        """
         first_of: dict[int, int] = {}
         calls: dict[Any, int] = {}
         are_merged: dict[int, bool] = {}
