@@ -18,7 +18,7 @@ from memplan.planning.comparison import Comparison
 from memplan.planning.job import STOCK, Job
 from memplan.planning.known import remember
 from memplan.planning.larger_budgets import with_shared_bounds
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib, usable
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
@@ -176,18 +176,25 @@ def _plan(
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
-    with apart(job) as do:
-        task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
-        [attempt] = run([task], interrupt=interrupt, cache=folder)
-        assert attempt is not None  # or run would have raised the interrupt
-        if attempt.plan is None:
-            better = alternative(job, attempt, net, interrupt, **options)
-            if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
-                raise KeyboardInterrupt
-            raise refused(do, attempt, task.solver, better.text)
-        remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
-    # Here the process waits that has made the plan; another one takes a second to start.
-    better = alternative(job, attempt, net, interrupt, **options)
+    attempt: Attempt | None = None
+    try:
+        with apart(job) as do:
+            task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
+            [attempt] = run([task], interrupt=interrupt, cache=folder)
+            assert attempt is not None  # or run would have raised the interrupt
+            if attempt.plan is None:
+                better = alternative(job, attempt, net, interrupt, **options)
+                if interrupt.has_come:  # the lowest memory, which a refusal names, is more search
+                    raise KeyboardInterrupt
+                raise refused(do, attempt, task.solver, better.text)
+            remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
+        # Here the process waits that has made the plan; another one takes a second to start.
+        better = alternative(job, attempt, net, interrupt, **options)
+    except KeyboardInterrupt:
+        if attempt is None or attempt.plan is None:
+            raise
+        interrupt.has_come = True  # the plan is what is left to give: nothing more is searched for
+        better = alternative(job, attempt, net, interrupt, **options)
     seconds = attempt.plan.planning_seconds + better.seconds
     return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
 
