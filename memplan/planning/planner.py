@@ -48,8 +48,8 @@ def search_plan(
     """``net`` with attributes set so that any training script trains it within ``budget``.
 
     Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
-    memonger's search, with its own number of thresholds at least. memonger guesses where thresholds
-    matter, and so few of these, evenly spaced, may all be far from any good one. Raises what
+    memonger's search, with its own number of thresholds at least: memonger narrows its few
+    thresholds around good ones; as few that are evenly spaced may miss them all. Raises what
     :func:`plan` raises, and ArgumentError for another realisation than "mirror", of whose plans no
     Symbol can be trained by any script.
     """
@@ -120,8 +120,9 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor the search for the lowest total that a refusal names, which takes as
-      long again at most. A search ends after so much work, so that equal calls give equal plans,
-      and a plan says if ``time_limit`` cut it.
+      long again at most, nor that for ``plan.alternative``, a tenth as long, beside tracing, at most:
+      by so much ``plan.planning_seconds`` may exceed it. A search ends after so much work, so that
+      equal calls give equal plans, and a plan says if ``time_limit`` cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
     - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
