@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
-from memplan.planning.alternative import alternative
+from memplan.planning.alternative import Alternative, alternative
 from memplan.planning.apart import apart
 from memplan.planning.attempt import refused
 from memplan.planning.cache import Cache
@@ -120,9 +121,9 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor the search for the lowest total that a refusal names, which takes as
-      long again at most, nor that for ``plan.alternative``, a tenth as long, beside tracing, at most:
-      by so much ``plan.planning_seconds`` may exceed it. A search ends after so much work, so that
-      equal calls give equal plans, and a plan says if ``time_limit`` cut it.
+      long again at most, nor that for ``plan.alternative``, which takes a tenth at most beside
+      tracing: by so much ``plan.planning_seconds`` may exceed it. A search ends after so much work,
+      so that equal calls give equal plans, and a plan says if ``time_limit`` cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
     - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
@@ -194,8 +195,10 @@ def _plan(
     except KeyboardInterrupt:
         if attempt is None or attempt.plan is None:
             raise
-        interrupt.has_come = True  # the plan is what is left to give: nothing more is searched for
-        better = alternative(job, attempt, net, interrupt, **options)
+        interrupt.has_come = True  # so that nothing more is searched for
+        better = Alternative("", 0.0)
+        with suppress(KeyboardInterrupt):  # the second one, which is not to lose the plan either
+            better = alternative(job, attempt, net, interrupt, **options)
     seconds = attempt.plan.planning_seconds + better.seconds
     return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
 

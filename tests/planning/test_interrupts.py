@@ -131,3 +131,16 @@ def test_an_interrupt_behind_the_search_leaves_the_plan(
     assert plan == whole
     assert "plan fits" not in plan.alternative
     assert "the BatchNorms that are recomputed" in plan.alternative
+
+
+def test_a_second_interrupt_behind_the_search_leaves_the_plan_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    net, shapes = residual_net(units=2)
+    monkeypatch.setattr("memplan.planning.planner.alternative", interrupted)
+    plan = memplan.plan(net, costs=COSTS, strategy="chen_greedy", budget="90%", **shapes)
+    assert plan.overhead > 0
+    assert plan.alternative == ""
