@@ -117,7 +117,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
             f"plan: this is about a new one, by the options given here."
         )
     if not args.as_json:
-        click.echo(memory(plan.schedule, plan.footprint) if name is None else reason)
+        click.echo(memory(plan) if name is None else reason)
     elif name is not None:
         show_json({"plan": plan_figures(plan), "name": name, "reason": reason})
     else:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # Of a workspace: why it is none.
 NOT_COUNTED = "not counted"
 
+# What takes the fixed bytes: of gradients those that do not count as activations.
+FIXED = "arguments and gradients"
+
 # What is said of a plan whose search ended early.
 CUT = ", cut by the clock or Ctrl-C"
 
@@ -70,7 +73,7 @@ class Footprint:
     def beside_activations(self) -> dict[str, int]:
         """The bytes of all but activations by what they are for, in words."""
         return {
-            "arguments and gradients": self.fixed_nbytes,
+            FIXED: self.fixed_nbytes,
             "states of the optimizer": self.optimizer_nbytes,
             "workspace of operators": self.workspace_nbytes,
             "reserve": self.reserve_nbytes,
@@ -222,7 +225,7 @@ class Plan:
         from memplan.views import explain
 
         if name is None:
-            return explain.memory(self.schedule, self.footprint)
+            return explain.memory(self)
         return explain.why(self.schedule, name, self.trace.shapes)
 
     def _repr_html_(self) -> str:

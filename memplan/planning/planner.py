@@ -7,10 +7,11 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import ArgumentError
-from memplan.planning.alternative import alternative
+from memplan.planning.alternative import Alternative, alternative
 from memplan.planning.apart import apart
 from memplan.planning.attempt import refused
 from memplan.planning.cache import Cache
@@ -18,7 +19,7 @@ from memplan.planning.comparison import Comparison
 from memplan.planning.job import STOCK, Job
 from memplan.planning.known import remember
 from memplan.planning.larger_budgets import with_shared_bounds
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Context, Optimizer, Shape, Symbol, step_mib, usable
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
@@ -48,8 +49,8 @@ def search_plan(
     """``net`` with attributes set so that any training script trains it within ``budget``.
 
     Takes what :func:`plan` takes, and memonger's call as it is: with ``ntrial`` the strategy is
-    memonger's search, with its own number of thresholds at least. memonger guesses where thresholds
-    matter, and so few of these, evenly spaced, may all be far from any good one. Raises what
+    memonger's search, with its own number of thresholds at least: memonger narrows its few
+    thresholds around good ones; as few that are evenly spaced may miss them all. Raises what
     :func:`plan` raises, and ArgumentError for another realisation than "mirror", of whose plans no
     Symbol can be trained by any script.
     """
@@ -120,8 +121,9 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor the search for the lowest total that a refusal names, which takes as
-      long again at most. A search ends after so much work, so that equal calls give equal plans,
-      and a plan says if ``time_limit`` cut it.
+      long again at most, nor that for ``plan.alternative``, which takes a tenth at most beside
+      tracing: by so much ``plan.planning_seconds`` may exceed it. A search ends after so much work,
+      so that equal calls give equal plans, and a plan says if ``time_limit`` cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
     - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
@@ -176,18 +178,27 @@ def _plan(
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
-    with apart(job) as do:
-        task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
-        [attempt] = run([task], interrupt=interrupt, cache=folder)
-        assert attempt is not None  # or run would have raised the interrupt
-        if attempt.plan is None:
+    attempt: Attempt | None = None
+    try:
+        with apart(job) as do:
+            task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
+            [attempt] = run([task], interrupt=interrupt, cache=folder)
+            assert attempt is not None  # or run would have raised the interrupt
+            if attempt.plan is None:
+                better = alternative(job, attempt, net, interrupt, **options)
+                if interrupt.has_come:  # the lowest memory, which a refusal names, is more search
+                    raise KeyboardInterrupt
+                raise refused(do, attempt, task.solver, better.text)
+            remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
+        # Here the process waits that has made the plan; another one takes a second to start.
+        better = alternative(job, attempt, net, interrupt, **options)
+    except KeyboardInterrupt:
+        if attempt is None or attempt.plan is None:
+            raise
+        interrupt.has_come = True  # so that nothing more is searched for
+        better = Alternative("", 0.0)
+        with suppress(KeyboardInterrupt):  # the second one, which is not to lose the plan either
             better = alternative(job, attempt, net, interrupt, **options)
-            if interrupt.has_come:  # the lowest memory, which a refusal names, is another search
-                raise KeyboardInterrupt
-            raise refused(do, attempt, task.solver, better.text)
-        remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
-    # Here the process waits that has made the plan; another one takes a second to start.
-    better = alternative(job, attempt, net, interrupt, **options)
     seconds = attempt.plan.planning_seconds + better.seconds
     return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
 

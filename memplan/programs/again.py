@@ -28,7 +28,7 @@ class Again:
     """Which ops of a graph may run again once some ops have run, in live bytes.
 
     ``parts`` are, by head, what leads to it. No buffer leads to two heads, so that bytes of several
-    heads add up.
+    heads add up. ``working_nbytes`` are, by op, what a run of it takes beside all these at least.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Again:
         self._head_of: dict[int, int] = {}  # by buffer
         self.parts: dict[int, list[_Part]] = {}
         self._enter_parts()
-        self._working_nbytes = [self._beside_heads(p) for p in range(len(graph.ops))]
+        self.working_nbytes = [self._beside_heads(p) for p in range(len(graph.ops))]
 
     def _enter_parts(self) -> None:
         """Follow each head back over ops that run once, to tensors that lead to no other head."""
@@ -82,4 +82,4 @@ class Again:
 
     def may_run(self, p: int, room_nbytes: int) -> bool:
         """May op p run again where that many bytes are left beside what stays?"""
-        return self._repeatable[p] and self._working_nbytes[p] <= room_nbytes
+        return self._repeatable[p] and self.working_nbytes[p] <= room_nbytes

@@ -6,9 +6,9 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from memplan.errors import ArgumentError
+from memplan.planning.plan import FIXED, NOT_COUNTED, Plan
 from memplan.step.liveness import Alive, at_peak, first_backward_step, readers
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -16,18 +16,28 @@ from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 
-if TYPE_CHECKING:
-    from memplan.planning.plan import Footprint
-
 # Tensors that are named where the peak is explained; the others are one line.
 NAMED = 12
 
 
-def memory(schedule: Schedule, footprint: Footprint) -> str:
-    """What holds the peak of a step, and what its ``footprint`` holds beside activations."""
-    parts = [f"{name} {format_nbytes(n)}" for name, n in footprint.beside_activations.items() if n]
+def memory(plan: Plan) -> str:
+    """What holds the peak of a step, and what it holds beside activations."""
+    parts = [
+        f"{_beside(name, plan)} {format_nbytes(n)}"
+        for name, n in plan.footprint.beside_activations.items()
+        if n
+    ]
     beside = [f"Beside activations: {', '.join(parts)}."] if parts else []
-    return "\n\n".join([peak(schedule), *beside])
+    if plan.footprint.workspace_source == NOT_COUNTED:
+        beside.append("The workspace of operators is not counted.")
+    return "\n\n".join(filter(None, [peak(plan.schedule), " ".join(beside)]))
+
+
+def _beside(name: str, plan: Plan) -> str:
+    """This name of a part of a footprint, without gradients that the table of the peak has."""
+    if name == FIXED and plan.trace.form.spells_out_backward:
+        return f"{name} that are no activations"
+    return name
 
 
 def peak(schedule: Schedule) -> str:

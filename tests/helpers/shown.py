@@ -20,13 +20,14 @@ def plan_of(schedule: Schedule, *, strategy: str = "by hand", budget: int | None
         peak, graph = simulate(of).peak_nbytes, schedule.graph
         return Footprint(peak, peak, graph.fixed_nbytes, 0, of.seconds, graph.match_range)
 
+    form = SimpleNamespace(updates=(), in_one_array=False, spells_out_backward=True)
     return Plan(
         status=Status.FEASIBLE,
         schedule=schedule,
         strategy=strategy,
         costs="units",
         realisation="explicit",
-        trace=SimpleNamespace(form=SimpleNamespace(updates=(), in_one_array=False)),
+        trace=SimpleNamespace(form=form),
         budget_nbytes=budget,
         footprint=footprint(schedule),
         unplanned=footprint(Schedule.unplanned(schedule.graph)),

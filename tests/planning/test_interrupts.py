@@ -1,14 +1,16 @@
-"""Ctrl-C before the first search, where something swallows the KeyboardInterrupt."""
+"""Ctrl-C before the first search, where something swallows it, and behind the last."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import pytest
 
 import memplan
@@ -94,3 +96,51 @@ def test_rows_that_are_kept_are_there_after_an_interrupt_that_was_swallowed(
     after = memplan.compare(net, strategies=strategies, budgets="80%", **options)
     assert [row.strategy for row in after.rows] == [row.strategy for row in before.rows]
     assert not searches
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "planner.remember",
+        "apart.give_back_what_is_free",
+        "planner.alternative",
+        "alternative.try_strategy",
+    ],
+)
+def test_an_interrupt_behind_the_search_leaves_the_plan(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other kind of plan is searched for then, but what is known of this one is said."""
+    net, shapes = residual_net(units=2)
+    module, _, name = moment.partition(".")
+    place = importlib.import_module(f"memplan.planning.{module}")
+    function, times = getattr(place, name), list[str]()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        times.append(name)
+        if len(times) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return function(*arguments, **options)
+
+    options: dict[str, Any] = {"strategy": "chen_greedy", "budget": "90%", "ctx": mx.gpu(0)}
+    whole = memplan.plan(net, costs=COSTS, **options, **shapes)
+    assert "packed plan fits" in whole.alternative
+    monkeypatch.setattr(place, name, interrupted)
+    plan = memplan.plan(net, costs=COSTS, **options, **shapes)
+    assert times
+    assert plan == whole
+    assert "plan fits" not in plan.alternative
+    assert "the BatchNorms that are recomputed" in plan.alternative
+
+
+def test_a_second_interrupt_behind_the_search_leaves_the_plan_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    net, shapes = residual_net(units=2)
+    monkeypatch.setattr("memplan.planning.planner.alternative", interrupted)
+    plan = memplan.plan(net, costs=COSTS, strategy="chen_greedy", budget="90%", **shapes)
+    assert plan.overhead > 0
+    assert plan.alternative == ""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memplan
 from helpers.amounts import examples
 from helpers.branches import taking
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
-from helpers.shown import recomputing_chain
+from helpers.networks import residual_net
+from helpers.shown import plan_of, recomputing_chain
 from memplan.errors import ArgumentError
 from memplan.planning.plan import Footprint
 from memplan.step.graph import Handover, Op, TrainingGraph
@@ -160,8 +164,26 @@ def test_an_argument_is_said_to_be_one() -> None:
 
 def test_what_is_held_beside_activations_is_said() -> None:
     footprint = Footprint(8, 8, 3 * 2**20, 2**10, 1.0, 16, 0, 2**21, "measured")
-    parts = "arguments and gradients 3.00 MiB, workspace of operators 2.00 MiB, reserve 1.00 KiB"
-    said = memory(recomputing_chain(), footprint)
-    assert said == f"{peak(recomputing_chain())}\n\nBeside activations: {parts}."
-    nothing = Footprint(8, 8, 0, 0, 1.0, 16)
-    assert memory(recomputing_chain(), nothing) == peak(recomputing_chain())
+    plan = dataclasses.replace(plan_of(recomputing_chain()), footprint=footprint)
+    others = "workspace of operators 2.00 MiB, reserve 1.00 KiB"
+    parts = f"arguments and gradients that are no activations 3.00 MiB, {others}"
+    assert memory(plan) == f"{peak(plan.schedule)}\n\nBeside activations: {parts}."
+    nothing = Footprint(8, 8, 0, 0, 1.0, 16, workspace_source="measured")
+    assert memory(dataclasses.replace(plan, footprint=nothing)) == peak(plan.schedule)
+
+
+def test_a_workspace_that_is_not_counted_is_said() -> None:
+    said = memory(plan_of(recomputing_chain()))
+    assert said.endswith("\n\nThe workspace of operators is not counted.")
+
+
+@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed", "updating"])
+def test_gradients_that_are_activations_are_no_others(realisation: str) -> None:
+    """The table of the peak has those of all but mirror plans, which have arrays of their own."""
+    net, shapes = residual_net(units=1)
+    optimizer = "sgd" if realisation == "updating" else None
+    said = memplan.plan(
+        net, strategy="store_all", realisation=realisation, optimizer=optimizer, **shapes
+    ).explain()
+    others = "" if realisation == "mirror" else " that are no activations"
+    assert re.search(rf"Beside activations: arguments and gradients{others} \d", said)

@@ -312,7 +312,7 @@ def test_a_plan_shows_itself(tmp_path: Path) -> None:
     plan = memplan.plan(net, strategy="chen_sqrt", **shapes)
     plan.plot("matrix", tmp_path / "matrix.svg")
     assert (tmp_path / "matrix.svg").exists()
-    assert plan.explain() == memory(plan.schedule, plan.footprint)
+    assert plan.explain() == memory(plan)
     assert plan.explain("unit0_conv1") == why(plan.schedule, "unit0_conv1")
     assert plan.save_report(tmp_path / "report.html").read_text() == plan.report_html()
     assert plan._repr_html_() == notebook_html(plan)
