@@ -186,6 +186,7 @@ def test_the_memory_of_before_goes_whoever_holds_a_gradient(
         add(pool, need, executor, memory)
 
     def look(_: Any) -> None:
+        mx.nd.waitall()  # as release() does: until then the engine holds what it reads
         gc.collect()
         there = memories_in_python(())  # another memory may stand where one stood that is gone
         left.append({c for c, place in memories.items() if c in there and place_of(c) == place})
