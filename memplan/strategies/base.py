@@ -141,10 +141,25 @@ class Problem:
         return self.space.points(self.graph) if linear else articulation_points(self.graph)
 
     def best_of(self, schedules: Iterable[Schedule | None]) -> Outcome:
-        """The outcome of a strategy that has made these schedules, and proves nothing."""
+        """The outcome of a strategy that makes these schedules, and proves nothing.
+
+        Each is counted as soon as it is made: where time is up, or an interrupt comes, it is the
+        best so far.
+        """
         if (unplanned := self.unplanned()) is not None:
             return unplanned
-        return Outcome.unproved(self.cheapest(schedules))
+        stop = self.stop(None)
+        best: Schedule | None = None
+        try:
+            for number, schedule in enumerate(schedules):
+                if number and stop.is_over():  # after the last one nothing is left out
+                    break
+                best = self.cheapest([best, schedule])
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            stop.end()
+        return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
 
     def unplanned(self) -> Outcome | None:
         """The step without a plan if that fits, which is optimal; else None."""

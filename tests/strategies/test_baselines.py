@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -11,17 +13,22 @@ from hypothesis import strategies as st
 
 from helpers.amounts import examples
 from helpers.branches import taking
+from helpers.clock import TickingClock
 from helpers.graphs import UNIT, training_graphs, unit_chain
+from helpers.planning import NEVER_SECONDS
 from helpers.small_graphs import small_graphs
 from memplan.search.revolve import forward_steps
+from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy
-from memplan.strategies.base import Problem
+from memplan.strategies.base import OneOf, Problem
 from memplan.strategies.checkpoint_last import CheckpointLast
 from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
+from memplan.strategies.memonger import Memonger
 from memplan.strategies.store_all import StoreAll
+from memplan.util import stop
 from oracles.sequences import BruteForceSequences
 
 BASELINES: list[Strategy] = [
@@ -132,3 +139,45 @@ def test_baselines_are_valid_within_the_budget_and_promise_little(
     else:
         taken["none"] += 1
         assert budget < peak
+
+
+@pytest.mark.parametrize("strategy", [Memonger(), ChenGreedy(), Griewank()], ids=repr)
+@pytest.mark.parametrize("budget", [None, 40 * UNIT])
+def test_at_its_time_limit_a_strategy_gives_the_best_so_far(
+    strategy: OneOf, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the clock when it begins, and before each schedule but the first."""
+    problem = Problem(unit_chain(64), budget, max_overhead=math.inf)
+    schedules = list(strategy.candidates(problem))
+    whole = strategy.solve(problem)
+    assert not whole.cut_by_clock
+    for nmade in (3, len(schedules) - 1, len(schedules)):
+        TickingClock(1.0).replaces_that_of(monkeypatch, stop)
+        outcome = strategy.solve(dataclasses.replace(problem, time_limit=nmade - 0.5))
+        best = problem.cheapest(schedules[:nmade])
+        assert (outcome.schedule, outcome.cut_by_clock) == (best, nmade < len(schedules))
+    assert outcome == whole
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted(OneOf):
+    """Memonger's search, which Ctrl-C ends behind this many schedules."""
+
+    nmade: int
+
+    def candidates(self, problem: Problem) -> Iterator[Schedule]:
+        for number, schedule in enumerate(Memonger().candidates(problem)):
+            if number == self.nmade:
+                raise KeyboardInterrupt
+            yield schedule
+
+
+def test_an_interrupt_gives_the_best_so_far() -> None:
+    problem = Problem(unit_chain(64), 40 * UNIT, time_limit=NEVER_SECONDS)
+    outcome = Interrupted(8).solve(problem)
+    assert outcome.schedule == problem.cheapest([*Memonger().candidates(problem)][:8])
+    assert outcome.schedule is not None
+    assert outcome.cut_by_clock
+    for nmade in (0, 1):  # what is made first keeps all
+        with pytest.raises(KeyboardInterrupt):
+            Interrupted(nmade).solve(problem)
