@@ -194,5 +194,6 @@ def _fields(job: Job) -> dict[str, Any]:
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
     del fields["trace"]
     realisation = job.realisation
-    way = child.Way(realisation.name, realisation.in_one_array, realisation.binds)
+    names = (field.name for field in dataclasses.fields(child.Way))
+    way = child.Way(**{name: getattr(realisation, name) for name in names})
     return fields | {"realisation": way, "counted": job.memory}

@@ -49,6 +49,7 @@ class Way:
     """What a search asks of a :class:`memplan.planning.realisation.Realisation`."""
 
     name: str
+    spells_out_backward: bool
     in_one_array: bool
     binds: float
 

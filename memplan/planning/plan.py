@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # Of a workspace: why it is none.
 NOT_COUNTED = "not counted"
 
-# What takes the fixed bytes: of gradients those that do not count as activations.
-FIXED = "arguments and gradients"
+# What takes the fixed bytes. Where a step spells out the backward pass its gradients are
+# activations: but for those that are added up, or sparse, there are no others.
+FIXED, FIXED_WITHOUT_GRADIENTS = "arguments and gradients", "arguments and other gradients"
 
 # What is said of a plan whose search ended early.
 CUT = ", cut by the clock or Ctrl-C"
@@ -42,11 +43,11 @@ class Footprint:
 
     ``peak_nbytes``: the most activation bytes alive at any time. ``allocated_nbytes``: what MXNet
     allocates for activations, or memplan's array takes in packed plans. ``fixed_nbytes``:
-    arguments, their gradients, auxiliary states. ``reserve_nbytes``: the room that the user asked
-    to leave. ``match_range``: the NNVM_EXEC_MATCH_RANGE with which MXNet allocates activations.
-    ``optimizer_nbytes``: the states of the optimizer, where it was named. ``workspace_nbytes``:
-    what operators take while they run, and copies that executors keep; ``workspace_source`` says
-    how that is known, or that it is not.
+    arguments, auxiliary states, and the gradients that are no activations: all of them in mirror
+    plans. ``reserve_nbytes``: the room that the user asked to leave. ``match_range``: the
+    NNVM_EXEC_MATCH_RANGE with which MXNet allocates activations. ``optimizer_nbytes``: the states
+    of the optimizer, where it was named. ``workspace_nbytes``: what operators take while they run,
+    and copies that executors keep; ``workspace_source`` says how that is known, or that it is not.
     """
 
     peak_nbytes: int
@@ -150,7 +151,7 @@ class Plan:
 
     @property
     def fixed_nbytes(self) -> int:
-        """Arguments, their gradients and auxiliary states."""
+        """Arguments, auxiliary states, and gradients that are no activations."""
         return self.footprint.fixed_nbytes
 
     @property
@@ -242,18 +243,18 @@ class Plan:
             f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
             "",
         ]
-        parts = [(k, n, self.footprint.parts[k]) for k, n in self.unplanned.parts.items()]
         rows = [
             (label, format_nbytes(before), format_nbytes(after))
-            for label, before, after in parts
+            for label, before, after in figures(self)
             if before or after or label not in SELDOM
         ]
         lines += text_table([("", "unplanned", "planned"), *rows], widths=(28, 12, 12))
-        recomputed = len(self.schedule.recomputed)
+        recomputed, is_whole = len(self.schedule.recomputed), self.trace.form.spells_out_backward
         lines += [
             "",
             f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
             f"{f'; {self._proof()}' if recomputed else ''}.",
+            *(["Gradients that lie among activations are counted there."] if is_whole else []),
             *(["Parameters are updated within the step."] if self.trace.form.updates else []),
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s{CUT * self.cut_by_clock}",
@@ -272,6 +273,19 @@ class Plan:
             bound = f"{self.lower_bound_overhead:+.1%}"
             return f"no {kind} within the budget costs less than {bound} (proved)"
         return "a cheaper plan may exist"
+
+
+def in_words(part: str, plan: Plan) -> str:
+    """What stands for this part of the footprint of ``plan``."""
+    if part == FIXED and plan.trace.form.spells_out_backward:
+        return FIXED_WITHOUT_GRADIENTS
+    return part
+
+
+def figures(plan: Plan) -> list[tuple[str, int, int]]:
+    """What the bytes of the step are for, in words, and how many: without the plan, and by it."""
+    planned = plan.footprint.parts
+    return [(in_words(k, plan), n, planned[k]) for k, n in plan.unplanned.parts.items()]
 
 
 @dataclass(frozen=True)

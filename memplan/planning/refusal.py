@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from memplan.errors import BudgetError
-from memplan.planning.beside import Beside
 from memplan.planning.job import Job
 from memplan.planning.least import Least
 from memplan.planning.plan import IN_ORDER, Attempt
@@ -52,7 +51,7 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         sentences.append(
             "The time limit has cut a search: a higher time_limit may find one, or prove more"
         )
-    sentences.append(_beside(graph, job.beside))
+    sentences.append(_beside(job))
     if is_proved and budget_nbytes is not None and floor.nbytes + held_nbytes > budget_nbytes:
         sentences.append(_forced(graph, floor, held_nbytes))
     sentences.append(_reached(job, least))
@@ -72,15 +71,18 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     return BudgetError(". ".join(sentences), proved=is_proved, lowest_nbytes=lowest)
 
 
-def _beside(graph: TrainingGraph, beside: Beside) -> str:
+def _beside(job: Job) -> str:
     """What is held whatever the plan."""
+    beside, fixed = job.beside, "Arguments, gradients and states"
+    if job.realisation.spells_out_backward:
+        fixed = "Arguments, states and gradients that are no activations"
     parts = [
         ("the states of the optimizer", beside.optimizer_nbytes),
         ("the workspace of operators", beside.workspace_nbytes),
     ]
     others = "".join(f"{name} {format_nbytes(n)}, " for name, n in parts if n)
     return (
-        f"Arguments, gradients and states take {format_nbytes(graph.fixed_nbytes)}, {others}"
+        f"{fixed} take {format_nbytes(job.graph.fixed_nbytes)}, {others}"
         f"the reserve {format_nbytes(beside.reserve_nbytes)}, whatever the plan"
     )
 

@@ -205,7 +205,7 @@ class TrainingGraph:
         field = "nbytes" if what == "bytes" else "nelements"
         largest = max(self.tensors, key=lambda tensor: getattr(tensor, field), default=None)
         if largest is None or (what == "bytes" and self.fixed_nbytes > largest.nbytes):
-            return f"its arguments and gradients (fixed_nbytes), {shown(self.fixed_nbytes)}"
+            return f"arguments and what else is fixed (fixed_nbytes), {shown(self.fixed_nbytes)}"
         return f"tensor {largest.name!r}, {shown(getattr(largest, field))}"
 
     def _check_producers(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from memplan.errors import ArgumentError
-from memplan.planning.plan import FIXED, NOT_COUNTED, Plan
+from memplan.planning.plan import NOT_COUNTED, Plan, in_words
 from memplan.step.liveness import Alive, at_peak, first_backward_step, readers
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -23,7 +23,7 @@ NAMED = 12
 def memory(plan: Plan) -> str:
     """What holds the peak of a step, and what it holds beside activations."""
     parts = [
-        f"{_beside(name, plan)} {format_nbytes(n)}"
+        f"{in_words(name, plan)} {format_nbytes(n)}"
         for name, n in plan.footprint.beside_activations.items()
         if n
     ]
@@ -31,13 +31,6 @@ def memory(plan: Plan) -> str:
     if plan.footprint.workspace_source == NOT_COUNTED:
         beside.append("The workspace of operators is not counted.")
     return "\n\n".join(filter(None, [peak(plan.schedule), " ".join(beside)]))
-
-
-def _beside(name: str, plan: Plan) -> str:
-    """This name of a part of a footprint, without gradients that the table of the peak has."""
-    if name == FIXED and plan.trace.form.spells_out_backward:
-        return f"{name} that are no activations"
-    return name
 
 
 def peak(schedule: Schedule) -> str:

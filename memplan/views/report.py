@@ -12,7 +12,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError
 from memplan.planning.frontier import Plans, plans_of
-from memplan.planning.plan import CUT, Plan
+from memplan.planning.plan import CUT, Plan, figures
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
@@ -87,10 +87,9 @@ def _lead(plan: Plan) -> str:
 
 def _figures(plan: Plan) -> str:
     lines = ["<table><tr><th></th><th class=n>without a plan</th><th class=n>planned</th></tr>"]
-    planned = plan.footprint.parts
-    for label, before in plan.unplanned.parts.items():
-        after = planned[label]
-        kind = " class=total" if label == list(planned)[-1] else ""
+    rows = figures(plan)
+    for label, before, after in rows:
+        kind = " class=total" if label == rows[-1][0] else ""
         lines.append(
             f"<tr{kind}><td>{label}</td><td class=n>{format_nbytes(before)}</td>"
             f"<td class=n>{format_nbytes(after)}</td></tr>"

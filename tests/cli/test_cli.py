@@ -308,7 +308,7 @@ def test_explain(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["explain", *NET, "--strategy", "store_all", name]) == 0
     assert "kept" in capsys.readouterr().out
     assert cli.run(["explain", *NET, *QUICK]) == 0
-    assert "\n\nBeside activations: arguments and gradients " in capsys.readouterr().out
+    assert "\n\nBeside activations: arguments and other gradients " in capsys.readouterr().out
 
 
 def _graph(costs: memplan.CostTable) -> memplan.TrainingGraph:

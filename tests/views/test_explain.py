@@ -16,7 +16,7 @@ from helpers.branches import taking
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from helpers.networks import residual_net
 from helpers.shown import plan_of, recomputing_chain
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, BudgetError
 from memplan.planning.plan import Footprint
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.liveness import Fate, Role, at_peak, at_step, fates, live_by_role, lives, waits
@@ -166,7 +166,7 @@ def test_what_is_held_beside_activations_is_said() -> None:
     footprint = Footprint(8, 8, 3 * 2**20, 2**10, 1.0, 16, 0, 2**21, "measured")
     plan = dataclasses.replace(plan_of(recomputing_chain()), footprint=footprint)
     others = "workspace of operators 2.00 MiB, reserve 1.00 KiB"
-    parts = f"arguments and gradients that are no activations 3.00 MiB, {others}"
+    parts = f"arguments and other gradients 3.00 MiB, {others}"
     assert memory(plan) == f"{peak(plan.schedule)}\n\nBeside activations: {parts}."
     nothing = Footprint(8, 8, 0, 0, 1.0, 16, workspace_source="measured")
     assert memory(dataclasses.replace(plan, footprint=nothing)) == peak(plan.schedule)
@@ -182,8 +182,17 @@ def test_gradients_that_are_activations_are_no_others(realisation: str) -> None:
     """The table of the peak has those of all but mirror plans, which have arrays of their own."""
     net, shapes = residual_net(units=1)
     optimizer = "sgd" if realisation == "updating" else None
-    said = memplan.plan(
+    plan = memplan.plan(
         net, strategy="store_all", realisation=realisation, optimizer=optimizer, **shapes
-    ).explain()
-    others = "" if realisation == "mirror" else " that are no activations"
-    assert re.search(rf"Beside activations: arguments and gradients{others} \d", said)
+    )
+    mirrored = realisation == "mirror"
+    gradients = "arguments and gradients" if mirrored else "arguments and other gradients"
+    assert f"Beside activations: {gradients} " in plan.explain()
+    assert re.search(rf"\n{gradients}  ", str(plan))
+    assert f"<td>{gradients}</td>" in plan.report_html()
+    assert ("among activations are counted there" in str(plan)) == (not mirrored)
+    text = "Arguments, gradients and states take"
+    if not mirrored:
+        text = "Arguments, states and gradients that are no activations take"
+    with pytest.raises(BudgetError, match=text):
+        memplan.plan(net, budget=1, realisation=realisation, optimizer=optimizer, **shapes)
