@@ -16,9 +16,10 @@ from typing import Any
 
 from memplan.errors import TraceError
 from memplan.mxnet.trace.attributes import Attributes
+from memplan.mxnet.trace.bodies import bodies
 from memplan.mxnet.trace.nnvm import VARIABLE, Node, from_json
 from memplan.mxnet.trace.op_gradient import gradient
-from memplan.mxnet.trace.operators import COND, FOREACH, WHILE_LOOP, takes_shape_of_reader
+from memplan.mxnet.trace.operators import WHILE_LOOP, takes_shape_of_reader
 
 
 def states_to_differentiate(forward: Node) -> frozenset[int]:
@@ -86,7 +87,7 @@ def check_within(forward: Node, wanted: Collection[int]) -> None:
 
     ``wanted`` are the inputs of ``forward`` of which gradients are computed.
     """
-    for graph, places in _bodies(forward):
+    for graph, places in bodies(forward):
         nodes, _ = from_json(graph)
         variables = [node for node in nodes if node.is_variable]
         asked = {node for node, place in zip(variables, places, strict=True) if place in wanted}
@@ -104,24 +105,9 @@ def check_within(forward: Node, wanted: Collection[int]) -> None:
             check_within(node, have)
 
 
-def _bodies(forward: Node) -> list[tuple[Any, list[int]]]:
-    """What runs in a loop or a branch, and which inputs its variables are, in their order."""
-    attrs, graphs = Attributes(forward), forward.subgraphs
-    if forward.op == FOREACH:
-        kinds = ("in_data_locs", "in_state_locs", "remain_locs")
-        order = [place for kind in kinds for place in attrs.numbers(kind)]
-        return [(graphs[0], [order.index(place) for place in range(len(order))])]
-    if forward.op == WHILE_LOOP:
-        return [(graphs[1], attrs.numbers("func_input_locs"))]
-    if forward.op == COND:
-        places = [attrs.numbers(f"{kind}_input_locs") for kind in ("then", "else")]
-        return list(zip(graphs[1:], places, strict=True))
-    return []
-
-
 def _differentiable(node: Node) -> set[int]:
     """The inputs that get a gradient which depends on those of the outputs."""
-    if not node.inputs or _bodies(node):
+    if not node.inputs or bodies(node):
         return set(range(len(node.inputs)))
     try:
         template = gradient(node, [False] * node.noutputs)

@@ -15,7 +15,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from memplan.mxnet.trace.attributes import Attributes
+from memplan.mxnet.trace.bodies import bodies
 from memplan.mxnet.trace.nnvm import (
     VARIABLE,
     Entry,
@@ -142,25 +142,23 @@ def _returned(order: Sequence[Node], infos: Found) -> Found:
 
 def _body_outputs(node: Node, inputs: Sequence[EntryInfo]) -> list[EntryInfo] | None:
     """What a loop or branch returns for these inputs; None if data decide."""
-    if node.op == COND:
-        outputs = _of_subgraph(node, 1, inputs, "then_input_locs")
-        return outputs if outputs == _of_subgraph(node, 2, inputs, "else_input_locs") else None
-    outputs = _of_subgraph(node, 1, inputs, "func_input_locs")
-    room, ndata = int(node.attrs["max_iterations"]), int(node.attrs["num_out_data"])
-    if outputs is None:
+    outputs, *others = [
+        _of_subgraph(body, [inputs[p] for p in places]) for body, places in bodies(node)
+    ]
+    if outputs is None or any(other != outputs for other in others):
         return None
+    if node.op == COND:
+        return outputs
+    room, ndata = int(node.attrs["max_iterations"]), int(node.attrs["num_out_data"])
     return [replace(info, shape=(room, *info.shape)) for info in outputs[:ndata]] + outputs[ndata:]
 
 
-def _of_subgraph(
-    node: Node, subgraph: int, inputs: Sequence[EntryInfo], places: str
-) -> list[EntryInfo] | None:
-    """The outputs of a subgraph of ``node``, whose variables are the inputs at ``places``."""
-    _, heads = from_json(node.subgraphs[subgraph])
-    infos = [inputs[place] for place in Attributes(node).numbers(places)]
+def _of_subgraph(body: Any, variables: Sequence[EntryInfo]) -> list[EntryInfo] | None:
+    """The outputs of the ``body`` of a loop or a branch for what its ``variables`` are."""
+    _, heads = from_json(body)
     names = [inner.name for inner in depth_first(heads) if inner.is_variable]
-    shapes = {name: info.shape for name, info in zip(names, infos, strict=True)}
-    dtypes = {name: info.dtype for name, info in zip(names, infos, strict=True)}
+    shapes = {name: info.shape for name, info in zip(names, variables, strict=True)}
+    dtypes = {name: info.dtype for name, info in zip(names, variables, strict=True)}
     infer(heads, shapes, dtypes)
     outputs = [inner.infos.outputs[k] for inner, k in heads]
     return None if None in outputs else outputs  # type: ignore[return-value]
