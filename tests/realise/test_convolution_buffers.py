@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 
 from memplan.mxnet.realise.estimate import (
-    dense_buffers,
+    matrix_buffers,
     onednn_kernels,
     scratchpads,
     workspace_estimate,
@@ -19,12 +19,12 @@ from memplan.planning.realisation import trace
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor of another machine is imagined."""
-    for module in (dense_buffers, onednn_kernels):
+    for module in (matrix_buffers, onednn_kernels):
         monkeypatch.setattr(module, "has_avx512", lambda: True)
 
 
 def _have_threads(monkeypatch: pytest.MonkeyPatch, nthreads: int) -> None:
-    for module in (dense_buffers, scratchpads, workspace_estimate):
+    for module in (matrix_buffers, scratchpads, workspace_estimate):
         monkeypatch.setattr(module, "threads", lambda: nthreads)
 
 
@@ -57,9 +57,9 @@ def test_products_of_gradients_are_known(
 ) -> None:
     _have_threads(monkeypatch, nthreads)
     nodes = _traced(op, shape, noutputs, kernel).nodes
-    products = [each for node in nodes for each, _ in dense_buffers._of_gradients(node)]
+    products = [each for node in nodes for each, _ in matrix_buffers._of_gradients(node)]
     assert len(products) == 2
-    allocated = [round(dense_buffers._allocated(each) / 1e6, 1) for each in products]
+    allocated = [round(matrix_buffers._allocated(each) / 1e6, 1) for each in products]
     assert allocated[-len(seen) :] == seen
 
 
@@ -68,9 +68,9 @@ def test_several_threads_return_buffers_of_gradients_of_convolutions(
 ) -> None:
     nodes = _traced("Convolution", (4, 90, 80, 80), 90, 3).nodes
     _have_threads(monkeypatch, 1)
-    assert dense_buffers.kept_below(nodes) == 32 << 20
+    assert matrix_buffers.kept_below(nodes) == 32 << 20
     _have_threads(monkeypatch, 4)
-    assert dense_buffers.kept_below(nodes) == 0
+    assert matrix_buffers.kept_below(nodes) == 0
 
 
 def test_buffers_of_all_threads_count_of_convolutions_without_columns(
@@ -79,7 +79,7 @@ def test_buffers_of_all_threads_count_of_convolutions_without_columns(
     traced = _traced("Convolution", (8, 30, 256, 32), 42, 1)
     _have_threads(monkeypatch, 4)
     of_all = 4 * 4 * 42 * (8208 + 24)
-    assert max(map(dense_buffers.convolution_nbytes, traced.nodes)) == of_all
+    assert max(map(matrix_buffers.convolution_nbytes, traced.nodes)) == of_all
     counted = packed_nbytes(traced.graph, traced.nodes)
     monkeypatch.setattr(workspace_estimate, "convolution_nbytes", lambda _: 0)
     assert counted - packed_nbytes(traced.graph, traced.nodes) == of_all

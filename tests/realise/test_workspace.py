@@ -14,7 +14,7 @@ from helpers.networks import residual_net
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise import packed_memory
 from memplan.mxnet.realise.engine import Handles
-from memplan.mxnet.realise.estimate import dense_buffers
+from memplan.mxnet.realise.estimate import matrix_buffers
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.mxnet.train import train_executor
@@ -116,8 +116,8 @@ def test_steps_do_not_keep_large_buffers_of_dense_layers(
     """For 20 steps the next ones would lie elsewhere."""
     kept: list[int] = []
     monkeypatch.setattr(train_executor, "keep_below", kept.append)
-    monkeypatch.setattr(dense_buffers, "threads", lambda: 1)
-    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: True)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: 1)
+    monkeypatch.setattr(matrix_buffers, "has_avx512", lambda: True)
     dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2400)
     net = mx.sym.MakeLoss(mx.sym.mean(dense))
     traced = trace(net, shapes={"data": (1100, 300)}, realisation=realisation)
@@ -125,7 +125,7 @@ def test_steps_do_not_keep_large_buffers_of_dense_layers(
     for _ in range(3):
         executor.forward(is_train=True)
     (buffer,) = (
-        size for node in traced.nodes for size in dense_buffers.buffers_nbytes(node) if size
+        size for node in traced.nodes for size in matrix_buffers.buffers_nbytes(node) if size
     )
     assert kept == [0, 0, buffer]
 

@@ -21,7 +21,7 @@ from helpers.small_convolutions import (
 )
 from memplan.mxnet.realise.estimate import (
     columns,
-    dense_buffers,
+    matrix_buffers,
     onednn_kernels,
     scratchpads,
     workspace_estimate,
@@ -43,7 +43,7 @@ def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What threads keep, and code, is left out: it is counted beside all that is counted here.
     """
-    monkeypatch.setattr(dense_buffers, "threads", lambda: 1)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: 1)
     for module in (columns, onednn_kernels, workspace_estimate):
         monkeypatch.setattr(module, "has_avx512", lambda: True)
     monkeypatch.setattr(workspace_estimate, "code_nbytes", lambda *_: 0)
@@ -202,7 +202,7 @@ def test_threads_keep_parts_of_the_largest_convolution_as_matrices(
     net = activated(convolved(activated(mx.sym.Variable("data")), channels))
     estimates = []
     for nthreads in (1, 16):
-        monkeypatch.setattr(dense_buffers, "threads", lambda n=nthreads: n)
+        monkeypatch.setattr(matrix_buffers, "threads", lambda n=nthreads: n)
         shape = (2, channels, size, size)
         traced = trace(classified(net), shapes={"data": shape}, realisation="packed")
         packed = packed_nbytes(traced.graph, traced.nodes)

@@ -21,7 +21,7 @@ from memplan.mxnet.realise.bind import (
     bind_inference,
 )
 from memplan.mxnet.realise.engine import HiddenWrites, to_default_layout
-from memplan.mxnet.realise.estimate.dense_buffers import kept_below
+from memplan.mxnet.realise.estimate.matrix_buffers import kept_below
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.generators import Generators, draws
 from memplan.mxnet.realise.halves import ExecutorHalves

@@ -10,7 +10,7 @@ what they were set on:
 - the temporary space of operators without oneDNN: ``operator_space``, with ``numpy_space``,
   ``box_space`` and ``no_space``;
 - scratchpads: ``scratchpads``, with ``columns``, and ``pooling_scratchpads``;
-- buffers of dense layers, and what threads take: ``dense_buffers``;
+- buffers of products of matrices, and what threads take: ``matrix_buffers``;
 - what recurrent layers keep: ``recurrent_workspace``;
 - code: ``code_in_memory``.
 
@@ -41,13 +41,13 @@ from memplan.mxnet.realise.estimate.copied_back import (
     nbytes_if_overwriting,
     nbytes_if_unread,
 )
-from memplan.mxnet.realise.estimate.dense_buffers import (
+from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
+from memplan.mxnet.realise.estimate.matrix_buffers import (
     buffers_nbytes,
     convolution_nbytes,
     kept_below,
     threads_nbytes,
 )
-from memplan.mxnet.realise.estimate.layout_copies import Copies, copies
 from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_known, label_nbytes, space_nbytes
 from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
@@ -93,9 +93,9 @@ class _Figures:
     """Figures that are others where an executor leaves holes (:func:`executor_nbytes`).
 
     - ``nbuffers``: dense layers have buffers of oneDNN's. Packed and explicit steps return those
-      that are much of a step (kept_below of dense_buffers.py); of others the two largest lie beside
-      each other, and five where there are holes, or several threads: what is freed does not join.
-      Five were seen in use in turn.
+      that are much of a step (kept_below of matrix_buffers.py); of others the two largest lie
+      beside each other, and five where there are holes, or several threads: what is freed does not
+      join. Five were seen in use in turn.
     - ``times``: so often what threads take for convolutions was seen, in packed steps once.
     - ``call_nbytes``: what a call takes (:mod:`memplan.mxnet.realise.estimate.code_in_memory`).
     - ``further_nbytes``: what each further one takes. Mirrored steps were seen to take less than is

@@ -1,12 +1,12 @@
-"""The buffers of dense layers: what oneDNN's source says, and what it was seen to allocate."""
+"""The buffers of products of matrices: what oneDNN's source says, and what it was seen to take."""
 
 from __future__ import annotations
 
 import mxnet as mx
 import pytest
 
-from memplan.mxnet.realise.estimate import dense_buffers, workspace_estimate
-from memplan.mxnet.realise.estimate.dense_buffers import buffers_nbytes
+from memplan.mxnet.realise.estimate import matrix_buffers, workspace_estimate
+from memplan.mxnet.realise.estimate.matrix_buffers import buffers_nbytes
 from memplan.mxnet.realise.estimate.workspace_estimate import (
     BUFFERS,
     WITH_HOLES,
@@ -21,8 +21,8 @@ from memplan.planning.realisation import trace
 @pytest.fixture(autouse=True)
 def _avx512(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor, and the threads, of another machine are imagined."""
-    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: True)
-    for module in (dense_buffers, workspace_estimate):
+    monkeypatch.setattr(matrix_buffers, "has_avx512", lambda: True)
+    for module in (matrix_buffers, workspace_estimate):
         monkeypatch.setattr(module, "threads", lambda: 1)
 
 
@@ -62,7 +62,7 @@ def test_as_much_counts_as_onednn_writes(
     nthreads: int,
     seen: tuple[float | None, ...],
 ) -> None:
-    monkeypatch.setattr(dense_buffers, "threads", lambda: nthreads)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: nthreads)
     nodes = _traced(*sizes).nodes
     forward = next(node for node in nodes if node.name == "dense")
     backward = next(node for node in nodes if node.forward is forward)
@@ -84,7 +84,7 @@ def test_small_products_have_no_buffers() -> None:
 
 def test_avx2_copies_fewer_terms_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with_avx512 = _buffers(_traced(2048, 2048, 2048))
-    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: False)
+    monkeypatch.setattr(matrix_buffers, "has_avx512", lambda: False)
     assert _buffers(_traced(2048, 2048, 2048)) == (4 * 192 * (2064 + 384),) * 2
     assert with_avx512 == (4 * 384 * (2064 + 384),) * 2
 
@@ -98,7 +98,7 @@ def test_avx2_copies_fewer_terms_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 def test_threads_have_parts_of_their_own(
     monkeypatch: pytest.MonkeyPatch, nthreads: int, of_each: int
 ) -> None:
-    monkeypatch.setattr(dense_buffers, "threads", lambda: nthreads)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: nthreads)
     nodes = _traced(2048, 784, 2048).nodes
     of_gradients = next(buffers_nbytes(node) for node in nodes if node.op.startswith("_backward_F"))
     assert of_gradients[0] == nthreads * of_each
@@ -108,7 +108,7 @@ def test_threads_have_parts_of_their_own(
 def test_threads_share_ten_times_the_rows_of_one_or_more(
     monkeypatch: pytest.MonkeyPatch, nthreads: int
 ) -> None:
-    monkeypatch.setattr(dense_buffers, "threads", lambda: nthreads)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: nthreads)
     nrows = min(120_000, 9984 * max(nthreads, 10))
     columns = nthreads * -(-min(384, -(-2000 // nthreads)) // 8) * 8
     assert _buffers(_traced(2000, 64, 120_000))[0] == 4 * 64 * (-(-nrows // 48) * 48 + columns)
@@ -129,29 +129,29 @@ def test_threads_share_ten_times_the_rows_of_one_or_more(
 def test_threads_cut_rows_and_columns_with_avx2(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], rows: int, columns: int
 ) -> None:
-    monkeypatch.setattr(dense_buffers, "has_avx512", lambda: False)
-    monkeypatch.setattr(dense_buffers, "threads", lambda: 4)
+    monkeypatch.setattr(matrix_buffers, "has_avx512", lambda: False)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: 4)
     assert _buffers(_traced(*sizes))[0] == 4 * 4 * 256 * (rows + columns)
 
 
 def test_convolutions_have_parts_of_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dense_buffers.threads_nbytes(1 << 20) == 0
-    monkeypatch.setattr(dense_buffers, "threads", lambda: 4)
-    assert dense_buffers.threads_nbytes(1 << 20) == 4 * 1_250_000
-    assert dense_buffers.threads_nbytes(1000) == 4 * 1500
+    assert matrix_buffers.threads_nbytes(1 << 20) == 0
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: 4)
+    assert matrix_buffers.threads_nbytes(1 << 20) == 4 * 1_250_000
+    assert matrix_buffers.threads_nbytes(1000) == 4 * 1500
 
 
 def test_what_is_smaller_than_large_buffers_is_kept_and_buffers_that_are_little_of_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small, large = _traced(8, 500, 600).nodes, _traced(600, 256, 20_000).nodes
-    assert dense_buffers.kept_below(small) == 32 << 20
-    assert dense_buffers.kept_below(large) == 4 * 256 * (9984 + 384)
-    assert dense_buffers.kept_below(large * 100) == 32 << 20
+    assert matrix_buffers.kept_below(small) == 32 << 20
+    assert matrix_buffers.kept_below(large) == 4 * 256 * (9984 + 384)
+    assert matrix_buffers.kept_below(large * 100) == 32 << 20
     few = _traced(512, 1024, 1024).nodes
-    assert dense_buffers.kept_below(few) == 32 << 20, "seven of them are too few for the time"
-    monkeypatch.setattr(dense_buffers, "threads", lambda: 4)
-    assert dense_buffers.kept_below(large) == 0, "the parts of threads are smaller"
+    assert matrix_buffers.kept_below(few) == 32 << 20, "seven of them are too few for the time"
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: 4)
+    assert matrix_buffers.kept_below(large) == 0, "the parts of threads are smaller"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_nothing_is_kept_where_one_worker_does_not_run_all(
     """Each worker would keep memory of its own."""
     nodes = _traced(8, 500, 600).nodes
     monkeypatch.setenv(name, value)
-    assert dense_buffers.kept_below(nodes) == kept_nbytes
+    assert matrix_buffers.kept_below(nodes) == kept_nbytes
 
 
 @pytest.mark.parametrize("nthreads", [1, 16])
@@ -178,7 +178,7 @@ def test_nothing_is_kept_where_one_worker_does_not_run_all(
 def test_every_estimate_has_room_for_the_buffers(
     monkeypatch: pytest.MonkeyPatch, realisation: str, nthreads: int
 ) -> None:
-    monkeypatch.setattr(dense_buffers, "threads", lambda: nthreads)
+    monkeypatch.setattr(matrix_buffers, "threads", lambda: nthreads)
     traced = _traced(2048, 2048, 2048, realisation)
     estimates = []
     for buffers in (buffers_nbytes, lambda _: []):
@@ -210,7 +210,7 @@ def test_small_buffers_of_several_threads_count_as_often_as_in_other_executors(
 ) -> None:
     traced = _traced(64, 1024, 1024)
     nodes = [node for node in traced.nodes if node.name == "dense"]
-    for module in (dense_buffers, workspace_estimate):
+    for module in (matrix_buffers, workspace_estimate):
         monkeypatch.setattr(module, "threads", lambda: 4)
     monkeypatch.setattr(workspace_estimate, "buffers_nbytes", lambda _: [1000] * 6)
     counted = workspace_estimate._of_dense_layers(nodes, WITHOUT_HOLES)
