@@ -179,6 +179,7 @@ def _plan(
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
     attempt: Attempt | None = None
+    better = Alternative("", 0.0)
     try:
         with apart(job) as do:
             task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
@@ -195,9 +196,8 @@ def _plan(
     except KeyboardInterrupt:
         if attempt is None or attempt.plan is None:
             raise
-        interrupt.has_come = True  # so that nothing more is searched for
-        better = Alternative("", 0.0)
-        with suppress(KeyboardInterrupt):  # the second one, which is not to lose the plan either
+        # Without a search, as one has come; a second one is not to lose the plan either.
+        with suppress(KeyboardInterrupt):
             better = alternative(job, attempt, net, interrupt, **options)
     seconds = attempt.plan.planning_seconds + better.seconds
     return dataclasses.replace(attempt.plan, alternative=better.text, planning_seconds=seconds)
