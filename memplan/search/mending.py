@@ -85,7 +85,7 @@ class _Mending:
     def _begin_closely(self) -> None:
         """Begin again, looking closely: what was over by a rough count may be all that there is."""
         self.search.offer(self.search.first, self.budget_nbytes)
-        self.aim = self.reached = self.first_aim
+        self.aim = self.first_aim
         self.roughly = False
 
     def _lower(self, over: int) -> bool:

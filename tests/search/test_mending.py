@@ -14,7 +14,7 @@ from memplan.search import mending, rounds
 from memplan.search.kernels.arrays import Array
 from memplan.search.mending import mend
 from memplan.search.round_kinds import Round
-from memplan.search.rounds import Rounds
+from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.sequence_search import search
 from memplan.search.sequences import Rules
 from memplan.search.settling import settle
@@ -116,6 +116,49 @@ def test_where_a_round_finds_nothing_the_next_one_has_bytes_halfway_back(
     rounds.offer(rounds.unplanned, budget)
     assert mend(rounds, budget, budget) == aims[-1]
     assert aims == expected
+
+
+def test_what_finds_nothing_twice_goes_on_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what is too large it may find nothing in any aim."""
+    monkeypatch.setattr("memplan.search.rounds.MOST_RECREATED", 0)
+    graph, starts, dear = (
+        unit_chain(16),
+        list[list[int]](),
+        [*range(16), *range(15), *range(16, 33)],
+    )
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return 99 if len(schedule.ops) == len(graph.ops) else 0
+
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=excess)
+    rounds.round = lambda *_, start, **__: starts.append(start.tolist())  # type: ignore[method-assign, assignment]
+    rounds.offer(np.array(dear), 4000)
+    assert settle(rounds, 4000) == 0
+    rounds.offer(rounds.unplanned, 4000)
+    mend(rounds, 4000, 4000)
+    assert starts == [rounds.unplanned.tolist()] * 2 + [best_sequence(rounds.found).tolist()] * 2
+
+
+def test_what_is_over_by_a_rough_count_is_looked_at_closely_with_the_aim_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closely it may be over by less: from what the rough count aimed at that would be too low."""
+    monkeypatch.setattr("memplan.search.rounds.MOST_RECREATED", 0)
+    graph, budget, aims = unit_chain(16), 4000, [4000]
+
+    def excess(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
+        return 500 if roughly else 99
+
+    def noted(_: Round, aim: int, start: Array, packed_nbytes: int) -> None:
+        aims.append(aim)
+        if aim > 3850:
+            rounds.offer(rounds.unplanned, budget)
+
+    rounds = Rounds(graph, RULES, seed=0, stop=Stop.after(1e6), excess=excess)
+    rounds.round = noted  # type: ignore[method-assign, assignment]
+    rounds.offer(rounds.unplanned, budget)
+    mend(rounds, budget, budget, roughly=True)
+    assert aims[:4] == [4000, 3500, 3901, 3802]
 
 
 def test_where_a_round_packs_nothing_what_it_ends_with_is_looked_at_closely() -> None:
