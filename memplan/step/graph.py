@@ -157,8 +157,9 @@ class TrainingGraph:
 
     ``heads`` index the tensors that must survive to the end of the step, in the order in which
     MXNet visits them: the network's outputs, then the gradients. ``fixed_nbytes`` is held beside
-    the tensors whatever the plan: arguments, their gradients, auxiliary states. ``match_range``
-    is the NNVM_EXEC_MATCH_RANGE under which MXNet will place them (its default is 16).
+    the tensors whatever the plan: arguments, auxiliary states, gradients that are no tensors.
+    ``match_range`` is the NNVM_EXEC_MATCH_RANGE under which MXNet will place them (its default is
+    16).
     """
 
     ops: tuple[Op, ...]
