@@ -22,7 +22,8 @@ from memplan.mxnet.realise.explicit import Explicit
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.mirror import Mirror, annotate, unread_ops
-from memplan.mxnet.realise.packed import Packed, PackedStep
+from memplan.mxnet.realise.packed import Packed
+from memplan.mxnet.realise.packed_step import PackedStep
 from memplan.mxnet.realise.stopwatch import (
     Stopwatch,
     call_seconds,

@@ -22,7 +22,7 @@ from memplan.cli.output import attempt_figures
 from memplan.errors import ArgumentError, BudgetError
 from memplan.memory.additions import Additions, LoweredMemory
 from memplan.memory.memory import Packed
-from memplan.mxnet.realise.packed import lower
+from memplan.mxnet.realise.packed_step import lower
 from memplan.planning.answer import checked
 from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule

@@ -343,7 +343,7 @@ def test_memory_of_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     segment = ALIGNMENT * -(-largest // ALIGNMENT)
     several = functools.partial(packing.pack, segment_nbytes=segment)
     monkeypatch.setattr("memplan.mxnet.realise.packed_memory.SEGMENT_NBYTES", segment)
-    monkeypatch.setattr("memplan.mxnet.realise.packed.pack", several)
+    monkeypatch.setattr("memplan.mxnet.realise.packed_step.pack", several)
     schedule = Schedule.unplanned(traced.graph)
     assert several(lower(traced, schedule).schedule).nbytes > 3 * segment
     values = random_values(traced)

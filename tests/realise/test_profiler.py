@@ -77,7 +77,7 @@ import mxnet as mx
 from helpers.cases import CASES
 from helpers.script import script
 from helpers.training_runs import bound, random_values
-from memplan.mxnet.realise.packed import _bundles as bundles
+from memplan.mxnet.realise.packed_step import _bundles as bundles
 from memplan.step.schedule import Schedule
 
 traced = CASES["residual"].trace("packed")

@@ -8,55 +8,31 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import mxnet as mx
 
 from memplan.errors import ArgumentError
 from memplan.memory import memory as memories
 from memplan.memory.additions import LoweredMemory
-from memplan.memory.packing import Packing, check_packing, pack
+from memplan.memory.packing import Packing
 from memplan.memory.temporary import NOTHING
 from memplan.mxnet.realise import gradient_of_lrn
-from memplan.mxnet.realise.engine import bundles
 from memplan.mxnet.realise.estimate.workspace_estimate import packed_nbytes
-from memplan.mxnet.realise.explicit import Explicit, in_order, step_nodes
-from memplan.mxnet.realise.imperative import (
-    AnyCall,
-    BackwardCall,
-    RecordedCall,
-    UpdateCall,
-    Updates,
-)
+from memplan.mxnet.realise.explicit import Explicit, in_order
 from memplan.mxnet.realise.in_place import with_layouts_of_unplanned, with_slopes_of_unplanned
-from memplan.mxnet.realise.kept_operators import KeptOperators
-from memplan.mxnet.realise.lowering import Lowered, lower, lowered_memory
-from memplan.mxnet.realise.monitor import Monitor, check_monitor
-from memplan.mxnet.realise.packed_arrays import Outside, StepArrays
-from memplan.mxnet.realise.packed_calls import Calls, Mode
-from memplan.mxnet.realise.packed_layouts import as_run, in_layouts_of_unplanned
-from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.lowering import lowered_memory
+from memplan.mxnet.realise.packed_layouts import as_run
 from memplan.mxnet.realise.packed_rules import gradients_outside, join_parts, packable
 from memplan.mxnet.realise.rewrite import left_as_it_was, repeatable_nodes, runnable
-from memplan.mxnet.realise.step_scope import StepScope
 from memplan.mxnet.realise.unread import without_unread
-from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
-from memplan.step.graph import UPDATE, TrainingGraph
-from memplan.step.halves import second_half
+from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
-
-NDArray = Any
-
-# So many calls are handed to the engine at once: it runs them while others are made ready. The
-# first bundles are smaller, so that it does not wait for them, and each is so many times as large
-# as the one before: to hand one over takes as long as to make some calls.
-BUNDLE, GROWTH = 32, 4
 
 
 @dataclass(frozen=True)
@@ -136,174 +112,6 @@ class Packed(Explicit):
         return packing.nbytes, trace.graph.match_range
 
 
-class PackedStep:
-    """Runs the training steps of a schedule in one array of bytes, on ``ctx``.
-
-    ``outputs`` are those of the network, then the gradients, if parameters are not updated within
-    the step; they stay until the next step begins.
-
-    The ``schedule`` is of a ``trace`` made for "packed" or "updating", ``packing`` that of the
-    plan; without one, it is packed anew, and may take more. ScheduleError for the packing of
-    another schedule. ``arrays`` are the arguments, states and gradients of heads. Steps that run in
-    turn may share ``memory``; where that is not large enough, or None, the step makes its own.
-    User code is run by the objects in ``operators``; None: they are made anew for every step.
-    ``updates`` are for "updating". ``gradients`` are arrays, by argument, for those that the step
-    writes outside of its memory, or adds to: they are in :attr:`outputs`. Without an array the step
-    makes one.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        schedule: Schedule,
-        *,
-        ctx: mx.Context,
-        arrays: Mapping[str, NDArray],
-        memory: PackedMemory | None = None,
-        operators: KeptOperators | None = None,
-        updates: Updates | None = None,
-        packing: Packing | None = None,
-        gradients: Mapping[str, NDArray] | None = None,
-    ) -> None:
-        Packed().check_context(ctx)
-        if trace.form.updates and updates is None:
-            raise ArgumentError(
-                "a plan made with realisation='updating' updates the parameters within the step, "
-                "and nothing was given that does so; train by TrainStep with a trainer, or by "
-                "Module, or give updates"
-            )
-        lowered = lower(trace, schedule)
-        if packing is None:
-            packing = pack(lowered.schedule)
-        else:
-            check_packing(lowered.schedule, packing)
-        if memory is None or memory.nbytes < packing.nbytes:
-            memory = PackedMemory(packing.nbytes, ctx)
-        self.memory = memory
-        self._mode, self._scope = Mode(), StepScope()
-        mode = self._mode if operators is not None and operators.are_all_kept else None
-        self._updates = updates if trace.form.updates else None
-        outside = _outside(trace, lowered, ctx, gradients or {})
-        layouts = in_layouts_of_unplanned(trace, lowered, ctx)
-        of_steps = StepArrays(lowered, packing.offsets, memory, arrays, outside, layouts)
-        self._calls = Calls(of_steps, mode, operators, self._updates).calls()
-        self._middle = second_half(lowered.schedule)
-        self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
-        self._weights = {call.name: call.weight for call in self._update_calls}
-        self._bundles: dict[tuple[int, int], list[list[Any]]] = {}
-        self._in_turn = False
-        self._trace, self._schedule = trace, schedule
-        self._mib = packing.nbytes >> 20
-        self._monitor: Monitor | None = None
-        self._is_unfinished = False
-        self.outputs = _outputs(trace, of_steps)
-        in_memory = of_steps.in_memory()
-        self._fences = _fences(self._calls, memory, in_memory)
-        self._left = memory.fences(self.outputs, in_memory)
-
-    def forward(self, is_train: bool = True) -> list[NDArray]:
-        """Run a step; the outputs."""
-        if self._updates is None:
-            self._begin()
-            self._run(0, len(self._calls))
-        else:
-            with self._updates.step(self._weights):
-                if self._updates.in_turn is not self._in_turn:  # the optimizer is another one
-                    self._bundles.clear()
-                    self._in_turn = self._updates.in_turn
-                    for call in self._update_calls:
-                        call.skips = None
-                self._begin()
-                self._run(0, len(self._calls))
-        return self.outputs
-
-    def first(self) -> None:
-        """Run the first half of a step."""
-        self._begin()
-        self._run(0, self._middle)
-
-    def second(self) -> None:
-        """Run the second half of a step. Nothing else has run in the memory since the first."""
-        self._run(self._middle, len(self._calls))
-
-    def _begin(self) -> None:
-        """Before a step."""
-        self.memory.begin(self._left)
-        if self._is_unfinished:
-            for call in self._calls:
-                if isinstance(call, RecordedCall):
-                    call.forget()
-        self._is_unfinished = True
-
-    def _prepare(self) -> None:
-        """Before calls are made."""
-        self._mode.is_training = self._scope.was_training
-        self.memory.workspace.begin()
-
-    def _run(self, begin: int, end: int) -> None:
-        """Run the step from the call ``begin`` to before ``end``."""
-        try:
-            with self._scope:
-                self._make(begin, end)
-        except BaseException:  # Ctrl-C may have come before the scope was left
-            self._scope.restore()
-            raise
-        self._is_unfinished = end < len(self._calls)
-
-    def _make(self, begin: int, end: int) -> None:
-        """Make these calls, within the scope."""
-        self._prepare()
-        if self._monitor is not None or not bundles():
-            for step in range(begin, end):
-                self.memory.alone(self._calls[step])
-                if self._monitor is not None:
-                    self._monitor.show(step)
-        else:
-            for bundle in self._bundled(begin, end):
-                if bundle[0] in self._fences:
-                    self.memory.apart(bundle[0], self._fences[bundle[0]])
-                elif bundle[0].is_alone:
-                    self.memory.alone(bundle[0])
-                else:
-                    self.memory.in_turn(bundle)
-
-    def _bundled(self, begin: int, end: int) -> list[list[Any]]:
-        """The calls from ``begin`` to ``end`` in the bundles in which the engine gets them."""
-        if (begin, end) not in self._bundles:
-            self._bundles[begin, end] = _bundles(self._calls[begin:end])
-        return self._bundles[begin, end]
-
-    def timed(self) -> list[float]:
-        """Run a step, one call after the other; the seconds of each, and of waiting for it.
-
-        Parameters must not be updated within the step.
-        """
-        self.memory.begin(self._left)
-        with self._scope:
-            self._prepare()
-            return [self.memory.timed(call) for call in self._calls]
-
-    def set_monitor_callback(self, callback: Callable[..., Any], monitor_all: bool = False) -> None:
-        """Call ``callback`` with every output of every op, as MXNet's executors do.
-
-        Ops then run one by one. UsageError for ``monitor_all``, which wants their inputs, too.
-        """
-        check_monitor(monitor_all)
-        outputs = [call.outputs for call in self._calls]
-        self._monitor = Monitor(callback, list(zip(self._nodes(), outputs, strict=True)))
-
-    def debug_str(self) -> str:
-        """The ops in order and the memory, as MXNet's executors describe theirs."""
-        lines = [f"Op:{node.op}, Name={node.name}" for node in self._nodes()]
-        lines.append(f"Total {self._mib} MB allocated")
-        lines.append("Total 0 TempSpace resource requested")  # mx.mod.Module counts lines
-        return "\n".join(lines) + "\n"
-
-    def _nodes(self) -> list[Node]:
-        """The node of every step; made anew, as they would take as much memory as the calls."""
-        return step_nodes(lower(self._trace, self._schedule))
-
-
 def _warn_of_unwritten(heads: Sequence[Entry], device_type: str) -> None:
     """Warn of the first op of which MXNet leaves a gradient as memory was."""
     order, by_onednn = depth_first(heads), is_by_onednn(device_type)
@@ -317,62 +125,3 @@ def _warn_of_unwritten(heads: Sequence[Entry], device_type: str) -> None:
                 stacklevel=2,
             )
             return
-
-
-def _fences(
-    calls: Iterable[AnyCall], memory: PackedMemory, in_memory: Sequence[NDArray]
-) -> dict[AnyCall, Any]:
-    """For each call of autograd's the markers that keep its place among the calls in turn."""
-    return {
-        call: memory.fences(call.touched, in_memory)
-        for call in calls
-        if isinstance(call, BackwardCall) and call.touched is not None
-    }
-
-
-def _outputs(trace: Trace, arrays: StepArrays) -> list[NDArray]:
-    """The arrays of the network's outputs, then of the gradients that the step leaves."""
-    sources = iter(arrays.lowered.schedule.heads)
-    return [
-        arrays.arguments[node.name] if node.is_variable else arrays.value(next(sources), k)
-        for node, k in trace.heads
-        if node.op != UPDATE
-    ]
-
-
-def _outside(
-    trace: Trace, lowered: Lowered, ctx: mx.Context, given: Mapping[str, NDArray]
-) -> dict[tuple[int, int], Outside]:
-    """The gradients outside of the memory, by the step that computes each, and which output it is.
-
-    In the arrays ``given``, or in new ones.
-    """
-    requests = trace.grad_req
-    noutputs = len(trace.heads) - len(wanted(requests))
-    outside = trace.form.outside(trace.heads, noutputs, requests)
-    names = [""] * noutputs + wanted(requests)
-    tensors = [
-        entry for entry in zip(names, trace.heads, strict=True) if not entry[1][0].is_variable
-    ]
-    result = {}
-    for (name, (node, k)), step in zip(tensors, lowered.schedule.heads, strict=True):
-        if (node, k) in outside:
-            is_added = requests[name] == "add"
-            array = given.get(name)
-            if array is None:
-                stype = "default" if is_added else "row_sparse"
-                array = mx.nd.zeros(trace.shapes[name], ctx, trace.dtypes[name], stype=stype)
-            result[step, k] = Outside(array, is_added)
-    return result
-
-
-def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
-    """``calls`` in the bundles in which the engine gets them; some stand alone."""
-    result: list[list[Any]] = []
-    for apart, group in groupby(calls, key=lambda call: call.is_alone):
-        rest = list(group)
-        while rest:
-            size = 1 if apart else min(GROWTH ** len(result), BUNDLE)
-            result.append(rest[:size])
-            del rest[:size]
-    return result

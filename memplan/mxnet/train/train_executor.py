@@ -30,8 +30,8 @@ from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.late_sums import gradients_added_late
 from memplan.mxnet.realise.lowering import lower
 from memplan.mxnet.realise.monitor import without_copies, without_readers
-from memplan.mxnet.realise.packed import PackedStep
 from memplan.mxnet.realise.packed_memory import PackedMemory
+from memplan.mxnet.realise.packed_step import PackedStep
 from memplan.mxnet.realise.placed_arrays import address_of
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
@@ -68,7 +68,7 @@ class TrainExecutor(BoundArrays):
     computes in the memory of ``pool``, as far as that reaches, and MXNet's allocator works under
     ``match_range``: :mod:`memplan.mxnet.realise.bind`. A trace made for "packed" runs in ``memory``
     instead, if that is large enough; this and ``packing`` are those of
-    :class:`memplan.mxnet.realise.packed.PackedStep`. The objects of Custom ops are in
+    :class:`memplan.mxnet.realise.packed_step.PackedStep`. The objects of Custom ops are in
     ``operators``, or new ones; without ``keeps_operators`` packed steps make those that are not in
     ``operators`` anew for every step. ``updates`` does the updates of one made for "updating".
     Raises ArgumentError for an array that is unknown or of the wrong shape or dtype, for a
