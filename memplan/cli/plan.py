@@ -132,7 +132,7 @@ def explain(args: Arguments, strategy: str, budget: Any, name: str | None) -> Ex
 def _planned(args: Arguments, strategy: str, budget: Any) -> tuple[Plan, bool]:
     """The plan to explain; is it another one than that by which NETWORK was flagged?"""
     from memplan.mxnet.plan_file import is_plan, load_plan
-    from memplan.mxnet.trace.build import has_flags
+    from memplan.mxnet.trace.flags import has_flags
 
     if is_plan(Path(args.network)):
         _refuse_options(args.network)

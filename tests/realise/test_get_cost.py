@@ -12,7 +12,7 @@ import memplan
 from helpers.networks import Network, hinted_resnet, residual_net, unrolled_lstm
 from helpers.special_networks import embedding, fused_rnn
 from memplan.errors import ArgumentError, TraceError
-from memplan.mxnet.trace.build import without_flags
+from memplan.mxnet.trace.flags import without_flags
 
 
 def by_memonger(net: mx.sym.Symbol, type_dict: Any = None, **shapes: Any) -> int:

@@ -20,7 +20,8 @@ from helpers.operator_runs import by_name, training_run
 from helpers.special_networks import normalized_by_what_it_reads, statistics
 from helpers.states_of_user_code import OF_AVERAGING, read_beside_user_code
 from memplan.mxnet.realise.mirror import annotate, unread_ops
-from memplan.mxnet.trace.build import Trace, without_flags
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.flags import without_flags
 from memplan.planning.realisation import trace
 from memplan.step.mirroring import flaggable
 

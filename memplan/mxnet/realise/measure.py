@@ -12,8 +12,9 @@ from memplan.errors import TraceError
 from memplan.memory.blocks import Allocation
 from memplan.mxnet.realise.bind import ArraysToBind, bind_as_it_stands, why_unbound
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
-from memplan.mxnet.trace.build import Trace, check_symbol
+from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import match_range as under
+from memplan.mxnet.trace.flags import check_symbol
 from memplan.mxnet.trace.nnvm import shape_is_known
 from memplan.mxnet.trace.probe import allocated_mib, description_of
 from memplan.mxnet.trace.too_large import check_uninferred

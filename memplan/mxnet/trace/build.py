@@ -11,11 +11,12 @@ from typing import Any
 import mxnet as mx
 from mxnet.base import MXNetError
 
-from memplan.errors import ArgumentError, TraceError
+from memplan.errors import TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments, wanted
 from memplan.mxnet.trace.cse import merge_equal_nodes
 from memplan.mxnet.trace.environment import current_match_range, onednn_is_enabled
+from memplan.mxnet.trace.flags import without_flags
 from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
@@ -35,7 +36,6 @@ from memplan.mxnet.trace.nnvm import (
     total_nbytes,
 )
 from memplan.mxnet.trace.operators import (
-    CUDNN_OFF_BEFORE,
     overwrites_what_it_reads,
     places_of_tensors,
 )
@@ -47,9 +47,6 @@ from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.mxnet.trace.too_large import check_op
 from memplan.mxnet.trace.unknown_shapes import unknown_shape
 from memplan.step.graph import Op, Tensor, TrainingGraph
-from memplan.util.numbers import shown
-
-_FLAGS = {"__force_mirroring__", "force_mirroring"}
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
@@ -175,44 +172,6 @@ def trace(
         form=form,
         device_type=device_type,
     )
-
-
-def check_symbol(net: Any) -> None:
-    """ArgumentError for what is no Symbol."""
-    if isinstance(net, mx.gluon.Block):
-        raise ArgumentError(
-            "memplan plans a Symbol, and this is a Gluon block: pass "
-            "block(mx.sym.Variable('data')), ended by its loss, or train it by "
-            "memplan.mxnet.gluon.TrainStep"
-        )
-    if not isinstance(net, mx.sym.Symbol):
-        raise ArgumentError(
-            f"memplan plans an mx.sym.Symbol, got {type(net).__name__}: {shown(net)}"
-        )
-
-
-def has_flags(net: mx.sym.Symbol) -> bool:
-    """Is an op of ``net`` flagged for mirroring, as by a mirror plan?"""
-    return any(attrs.keys() & _FLAGS for _, attrs in symbol_json.attributes(net))
-
-
-def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
-    """A copy of ``net`` on which no op is flagged for mirroring, as it was before a mirror plan.
-
-    ArgumentError for what is no Symbol.
-    """
-    check_symbol(net)
-    data = symbol_json.parse(net)
-    for node in data["nodes"]:
-        attrs = node.get("attrs", {})
-        for name in _FLAGS:
-            attrs.pop(name, None)
-        before = attrs.pop(CUDNN_OFF_BEFORE, None)
-        if before == "":
-            del attrs["cudnn_off"]
-        elif before is not None:
-            attrs["cudnn_off"] = before
-    return symbol_json.load(data)
 
 
 def _infer(

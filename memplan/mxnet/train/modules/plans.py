@@ -15,7 +15,8 @@ from memplan.mxnet.realise.bind import PLACED
 from memplan.mxnet.realise.generators import draws
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import infer_arguments
-from memplan.mxnet.trace.build import Trace, without_flags
+from memplan.mxnet.trace.build import Trace
+from memplan.mxnet.trace.flags import without_flags
 from memplan.mxnet.trace.nnvm import from_json
 from memplan.mxnet.train.pool import Need, inference_need
 from memplan.mxnet.train.updates import OptimizerUpdates, warn_behind
