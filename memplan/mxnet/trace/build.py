@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
@@ -14,39 +12,23 @@ from mxnet.base import MXNetError
 from memplan.errors import TraceError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import GradReq, complete_grad_req, infer_arguments, wanted
+from memplan.mxnet.trace.core_graph import core_graph
 from memplan.mxnet.trace.cse import merge_equal_nodes
-from memplan.mxnet.trace.environment import current_match_range, onednn_is_enabled
+from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.flags import without_flags
-from memplan.mxnet.trace.flops import flops
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.gradient import check_unique_names, output_of, training_graph
 from memplan.mxnet.trace.inference import infer
-from memplan.mxnet.trace.misinferred import (
-    check_flat_parts,
-    check_operators,
-    check_without_onednn,
-)
-from memplan.mxnet.trace.nnvm import (
-    Attrs,
-    Entry,
-    Infos,
-    Node,
-    depth_first,
-    from_json,
-    total_nbytes,
-)
-from memplan.mxnet.trace.operators import (
-    overwrites_what_it_reads,
-    places_of_tensors,
-)
-from memplan.mxnet.trace.probe import handovers
+from memplan.mxnet.trace.misinferred import check_flat_parts, check_operators, check_without_onednn
+from memplan.mxnet.trace.nnvm import Attrs, Entry, Node, depth_first, from_json
+from memplan.mxnet.trace.operators import overwrites_what_it_reads
 from memplan.mxnet.trace.shared_gradients import check_shared_gradients
 from memplan.mxnet.trace.states import check_gammas
 from memplan.mxnet.trace.stock_order import stock_order, with_states_in_order
 from memplan.mxnet.trace.sums import OLD_GRADIENT, chain_sums
 from memplan.mxnet.trace.too_large import check_op
 from memplan.mxnet.trace.unknown_shapes import unknown_shape
-from memplan.step.graph import Op, Tensor, TrainingGraph
+from memplan.step.graph import TrainingGraph
 
 # NumPy has no bfloat16, the other dtype of MXNet's.
 _DTYPES = frozenset("float16 float32 float64 int8 int32 int64 uint8 bool".split())
@@ -154,7 +136,7 @@ def trace(
     full = form.ended(full, len(outputs), requests)
     forward = {node for node in depth_first(full[: len(outputs)]) if not node.is_variable}
     order = form.ordered(with_states_in_order(_checked(full), stock), forward)
-    graph = _build(order, full, len(outputs), form, requests)
+    graph = core_graph(order, full, len(outputs), form, requests)
     in_stock_order = stock_order(graph, order, stock)
     graph = form.finished(graph, order, in_stock_order, device_type)
     _share_attributes(full)
@@ -210,110 +192,10 @@ def _checked(full: Sequence[Entry]) -> list[Node]:
     return order
 
 
-def _build(
-    order: list[Node],
-    full: Sequence[Entry],
-    noutputs: int,
-    form: Form,
-    requests: Mapping[str, str],
-) -> TrainingGraph:
-    outside = form.outside(full, noutputs, requests)
-    index_of = {node: i for i, node in enumerate(order)}
-    tensors_of: dict[Node, tuple[int, ...]] = {}  # the same integers wherever a tensor is named
-    tensors: list[Tensor] = []
-    for node in order:
-        tensors_of[node] = tuple(range(len(tensors), len(tensors) + node.noutputs))
-        for k, info in enumerate(node.infos.outputs):
-            name = f"{node.name}[{k}]"
-            if info is None or (node, k) in outside:
-                tensors.append(Tensor(name, 0, 0))
-            else:
-                tensors.append(Tensor(name, info.nbytes, info.nelements))
-    forward = depth_first(full[:noutputs])
-    repeatable = form.repeatable(forward, order)
-    ops = tuple(_op(node, index_of, tensors_of, node in repeatable, outside) for node in order)
-    heads = tuple(tensors_of[node][k] for node, k in full if not node.is_variable)
-    nforward = sum(not node.is_variable for node in forward)
-    fixed_nbytes = _fixed_nbytes(full, _held(full[noutputs:], requests, outside))
-    return TrainingGraph(ops, tuple(tensors), heads, nforward, fixed_nbytes, current_match_range())
-
-
-def _op(
-    node: Node,
-    index_of: Mapping[Node, int],
-    tensors_of: Mapping[Node, tuple[int, ...]],
-    recomputable: bool,
-    outside: set[Entry],
-) -> Op:
-    place_of = {place: number for number, place in enumerate(places_of_tensors(node))}
-    read = [node.inputs[place] for place in place_of]
-    of_shape = (source for n, (source, _) in enumerate(node.inputs) if n not in place_of)
-    after = [*(source for source in of_shape if not source.is_variable), *node.control]
-    return Op(
-        name=node.name,
-        kind=node.op,
-        inputs=tuple(tensors_of[source][k] for source, k in read),
-        outputs=tensors_of[node],
-        recomputable=recomputable,
-        differentiates=None if node.forward is None else index_of[node.forward],
-        after=tuple(index_of[source] for source in after),
-        handovers=tuple(
-            handover._replace(input=place_of[handover.input])
-            for handover in handovers(node)
-            if handover.input in place_of and (node, handover.output) not in outside
-        ),
-        flops=flops(node),
-        traffic_nbytes=total_nbytes((*node.infos.inputs, *node.infos.outputs)),
-        signature=signature(node),
-        mirror_stage=node.attrs.get("__mirror_stage__"),
-    )
-
-
-def signature(node: Node) -> str:
-    """Operator, attributes, shapes and dtypes: ops with equal ones take equal time."""
-    return _signature(node.op, node.key, node.infos)
-
-
-@lru_cache(maxsize=4096)
-def _signature(op: str, attrs: Attrs, infos: Infos) -> str:
-    entries = [
-        [None if info is None else [*info.shape, info.dtype] for info in of_side]
-        for of_side in (infos.inputs, infos.outputs)
-    ]
-    return json.dumps([op, dict(attrs), *entries], sort_keys=True, separators=(",", ":"))
-
-
-def _held(
-    gradients: Sequence[Entry], requests: Mapping[str, str], outside: set[Entry]
-) -> list[str]:
-    """The arguments with an array for the gradient beside the step.
-
-    Gradients that are outputs of the step are none, but for those that are added to.
-    """
-    return [
-        name
-        for name, entry in zip(wanted(requests), gradients, strict=True)
-        if requests[name] == "add" or entry in outside
-    ]
-
-
 def _added(gradients: Sequence[Entry], requests: Mapping[str, str]) -> dict[Entry, str]:
     """The gradients that are added up, and of which argument each is."""
     pairs = zip(gradients, wanted(requests), strict=True)
     return {entry: name for entry, name in pairs if requests[name] == "add"}
-
-
-def _fixed_nbytes(full: Sequence[Entry], with_gradient: Collection[str]) -> int:
-    """Bytes of arguments, auxiliary states, given head gradients and arrays for gradients.
-
-    ``with_gradient`` names the arguments with such an array.
-    """
-    total = 0
-    for node in depth_first(full):
-        info = node.infos.outputs[0] if node.is_variable else None
-        if info is not None and OLD_GRADIENT not in node.attrs:
-            total += info.nbytes * (2 if node.name in with_gradient else 1)
-    return total
 
 
 def _by_names(nodes: Sequence[Node], *mappings: Mapping[str, Any]) -> list[dict[str, Any]]:
