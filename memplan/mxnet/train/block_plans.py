@@ -16,8 +16,8 @@ from memplan.mxnet.train.blocks.cached_graphs import KeptGraphs
 from memplan.mxnet.train.blocks.called_with_symbols import Composition
 from memplan.mxnet.train.blocks.computed import Computed, state_of
 from memplan.mxnet.train.blocks.loss_calls import LossCalls
-from memplan.mxnet.train.bound_step import (
-    BoundStep,
+from memplan.mxnet.train.bound_step import BoundStep
+from memplan.mxnet.train.parameters_of_step import (
     arguments_of,
     contexts_of_params,
     gradient_requests,

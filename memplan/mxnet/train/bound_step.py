@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import mxnet as mx
-import numpy as np
-from mxnet import autograd
 
-from memplan.errors import ArgumentError
 from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
@@ -33,11 +29,11 @@ from memplan.mxnet.train.blocks.called_with_symbols import INPUT, LABEL
 from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs_of
 from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.first_half import FirstHalf
+from memplan.mxnet.train.parameters_of_step import arguments_of, initialised, place_of
 from memplan.mxnet.train.pool import Pool
 from memplan.mxnet.train.step_outputs import StepOutputs
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
-from memplan.util.numbers import plain, shown
 
 NDArray = Any
 Parameter = Any
@@ -69,7 +65,7 @@ class BoundStep:
         #: Could the trainer update within the step when this was bound?
         self.within = False
         trace, self._objects = plan.trace, StaticObjects(plan.trace, network, ctx)
-        parameters = _initialised(network, params, trace.shapes)
+        parameters = initialised(network, params, trace.shapes)
         self.arguments = arguments_of(network, params)  #: The parameters that may have gradients.
         self._derived = [p for p in parameters if is_derived(p)]
         self._read: dict[str, NDArray] = {}
@@ -279,94 +275,3 @@ def _held(
     """The gradient of a parameter: where it is added to, the parameter's own array."""
     array = parameter._grad[place] if request == "add" else grads[parameter.name]
     return Held(parameter, place, request, data, array)
-
-
-def arguments_of(network: BlockNetwork, params: Mapping[str, Parameter]) -> list[Parameter]:
-    """Those of ``params`` that the network reads, and may have gradients of."""
-    return [params[name] for name in network.symbol.list_arguments() if name in params]
-
-
-def contexts_of_params(params: Iterable[Parameter]) -> list[mx.Context]:
-    """The contexts of the parameters, initialised or to be; else the current one."""
-    for parameter in params:
-        if parameter._data is not None or parameter._deferred_init:
-            contexts: list[mx.Context] = parameter.list_ctx()
-            return contexts
-    return [mx.context.current_context()]
-
-
-def check_mode() -> None:
-    """ArgumentError where layers would compute as in inference."""
-    if autograd.is_recording() and not autograd.is_training():
-        raise ArgumentError(
-            "TrainStep trains in training mode only; call it outside of "
-            "autograd.record(train_mode=False). If layers are to compute as in inference, make "
-            "BatchNorm with use_global_stats=True, and leave Dropout out"
-        )
-
-
-def scale_of(scale: Any) -> float:
-    """The number that ``scale`` is, or has in it if it is an array; ArgumentError if there is none.
-
-    So it is where MXNet does not read the number. The script may write into its array later.
-    """
-    value = scale.asnumpy() if isinstance(scale, mx.nd.NDArray) else scale
-    number = plain(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
-    is_huge = isinstance(number, int) and abs(number) > sys.float_info.max
-    if not isinstance(number, int | float) or is_huge:
-        raise ArgumentError(
-            f"scale must be a number, got {shown(scale)}; with AMP it is what "
-            f"amp.scale_loss(1.0, trainer) gives, else leave it out"
-        )
-    if 0.0 < abs(number) < sys.float_info.min:
-        raise ArgumentError(
-            f"scale is {number!r}, and MXNet reads no number so near to 0: it must be 0, or at "
-            f"least {sys.float_info.min}"
-        )
-    return number
-
-
-def gradient_requests(names: Iterable[str], params: Mapping[str, Parameter]) -> dict[str, str]:
-    """What a plan does with the gradients of the arguments with these ``names``.
-
-    Of those that are no ``params`` nothing; autograd adds those of what is derived.
-    """
-
-    def request(parameter: Parameter) -> str:
-        has_gradient = parameter.grad_req != "null"
-        return "write" if has_gradient and is_derived(parameter) else str(parameter.grad_req)
-
-    return {name: request(params[name]) if name in params else "null" for name in names}
-
-
-def _initialised(
-    network: BlockNetwork, params: Mapping[str, Parameter], shapes: Mapping[str, tuple[int, ...]]
-) -> list[Parameter]:
-    """Those that the ``network`` reads, behind deferred initialisation.
-
-    That is done in the order of a hybridized block: the same numbers.
-    """
-    parameters = [params[name] for name in network.inputs if name in params]
-    shapes = {**network.unread, **shapes}
-    for parameter in parameters:
-        if parameter._deferred_init:
-            parameter.shape = shapes[parameter.name]
-    for parameter in parameters:
-        parameter._finish_deferred_init()
-    return [p for p in parameters if p.name not in network.unread]
-
-
-def place_of(parameter: Parameter, ctx: mx.Context) -> int:
-    """Which of the parameter's arrays is on ``ctx``."""
-    if parameter._data is None and not parameter._deferred_init:
-        raise ArgumentError(
-            f"parameter {parameter.name!r} is not initialized; call block.initialize()"
-        )
-    contexts = parameter.list_ctx()
-    if ctx not in contexts:
-        raise ArgumentError(
-            f"the batch is on {ctx}, parameter {parameter.name!r} on "
-            f"{', '.join(map(str, contexts))}; load the batch there, or call "
-            f"block.collect_params().reset_ctx({ctx})"
-        )
-    return int(contexts.index(ctx))

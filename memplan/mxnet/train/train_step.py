@@ -15,9 +15,11 @@ for x, y in batches:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError, UsageError
@@ -29,9 +31,10 @@ from memplan.mxnet.train.blocks.block_network import BlockNetwork
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays, check_arrays
 from memplan.mxnet.train.blocks.called_with_symbols import trained_blocks
 from memplan.mxnet.train.blocks.hooks import call_after, call_before
-from memplan.mxnet.train.bound_step import BoundStep, check_mode, contexts_of_params, scale_of
+from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
+from memplan.mxnet.train.parameters_of_step import contexts_of_params
 from memplan.mxnet.train.pool import Pool, release, training_need
 from memplan.mxnet.train.step_trainer import StepTrainer
 from memplan.mxnet.train.taking_turns import in_turn
@@ -42,7 +45,7 @@ from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
 from memplan.util.arguments import flag
-from memplan.util.numbers import shown
+from memplan.util.numbers import plain, shown
 
 
 class TrainStep:
@@ -166,8 +169,8 @@ class TrainStep:
         ``autograd.record(train_mode=False)``, TraceError for a network that cannot be planned, and
         whatever :func:`memplan.plan` raises.
         """
-        check_mode()
-        scale = scale_of(scale)
+        _check_mode()
+        scale = _scale_of(scale)
         batches = per_context(x, y)
         parts = [(as_inputs(x), y) for x, y in batches or [(x, y)]]
         call_before(self, parts)
@@ -198,7 +201,7 @@ class TrainStep:
                 "this TrainStep computes its loss itself: call it, or make one without a loss, "
                 "TrainStep(block), for forward and backward"
             )
-        check_mode()
+        _check_mode()
         x = inputs[0] if len(inputs) == 1 else inputs
         batches = per_context(x, None)
         parts = [(as_inputs(batch), None) for batch, _ in batches or [(x, None)]]
@@ -303,3 +306,34 @@ class TrainStep:
         for place in {ctx, *unfit}:
             release(place)
         return bound
+
+
+def _check_mode() -> None:
+    """ArgumentError where layers would compute as in inference."""
+    if autograd.is_recording() and not autograd.is_training():
+        raise ArgumentError(
+            "TrainStep trains in training mode only; call it outside of "
+            "autograd.record(train_mode=False). If layers are to compute as in inference, make "
+            "BatchNorm with use_global_stats=True, and leave Dropout out"
+        )
+
+
+def _scale_of(scale: Any) -> float:
+    """The number that ``scale`` is, or has in it if it is an array; ArgumentError if there is none.
+
+    So it is where MXNet does not read the number. The script may write into its array later.
+    """
+    value = scale.asnumpy() if isinstance(scale, mx.nd.NDArray) else scale
+    number = plain(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
+    is_huge = isinstance(number, int) and abs(number) > sys.float_info.max
+    if not isinstance(number, int | float) or is_huge:
+        raise ArgumentError(
+            f"scale must be a number, got {shown(scale)}; with AMP it is what "
+            f"amp.scale_loss(1.0, trainer) gives, else leave it out"
+        )
+    if 0.0 < abs(number) < sys.float_info.min:
+        raise ArgumentError(
+            f"scale is {number!r}, and MXNet reads no number so near to 0: it must be 0, or at "
+            f"least {sys.float_info.min}"
+        )
+    return number
