@@ -9,6 +9,7 @@ import pytest
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
 from helpers.held_out import cells, held_out, training_step, tree
+from helpers.networks import residual_net
 from helpers.special_networks import attention_layers, unet_of_few_tensors
 from memplan.memory.memory import Blocks, Packed
 from memplan.planning.realisation import trace
@@ -24,6 +25,7 @@ from memplan.strategies.auto_searches import FEW
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
 from memplan.strategies.evict import Evict
+from memplan.strategies.quick import quick_schedule
 from memplan.strategies.search import Search
 from memplan.strategies.spaces.flags import Flags
 from memplan.strategies.spaces.space import SearchOptions
@@ -122,6 +124,27 @@ def test_flags_of_few_ops_are_annealed_from_the_fewest_bytes_too(
     assert auto is not None
     assert memory.nbytes(auto) <= budget
     assert auto.overhead <= overhead  # as with six times the work
+
+
+@pytest.mark.parametrize(
+    ("percent", "seed", "overhead"),
+    [(62, 0, 0.24), (89, 1, 0.13)],
+    ids=["the fewest bytes", "nothing"],
+)
+def test_flags_of_few_ops_are_annealed_from_other_starts_too(
+    percent: int, seed: int, overhead: float
+) -> None:
+    """In little work that from the known schedule ends at +32% and +22%."""
+    symbol, shapes = residual_net(units=2)
+    graph = with_costs(trace(symbol, shapes=shapes).graph, "roofline:v100")
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * percent // 100
+    problem = Problem(graph, budget, memory=memory, space=Flags(), time_limit=PLENTY)
+    start = quick_schedule(problem, Stop.after(PLENTY))
+    auto = Auto(effort=0.15, seed=seed, start=start).solve(problem).schedule
+    assert auto is not None
+    assert memory.nbytes(auto) <= budget
+    assert auto.overhead <= overhead
 
 
 def test_flags_are_annealed_from_what_search_starts_with() -> None:
