@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.planning.plan import Footprint
 from memplan.planning.realised import realise
 from memplan.planning.without_budget import schedule_without_budget
-from memplan.search.eviction import lowest
+from memplan.search.evicted_lowest import lowest
 from memplan.step.schedule import Schedule
 from memplan.strategies import Problem, Strategy
 from memplan.strategies.quick import candidates, fewest_bytes

@@ -16,7 +16,8 @@ from memplan.memory.memory import Live, cheapest
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.programs.stage_rounding import relaxation, roundings
-from memplan.search.eviction import Evictions, lowest_or_end
+from memplan.search.evicted_lowest import lowest_or_end
+from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
@@ -50,7 +51,7 @@ class CheckmateLP:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
-        budget: within the lowest peak that :func:`memplan.search.eviction.lowest` finds. An
+        budget: within the lowest peak that :func:`memplan.search.evicted_lowest.lowest` finds. An
         interrupt ends the search with what is found so far.
         """
         if (unplanned := problem.unplanned()) is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from memplan.search.eviction import Evictions, lowest_or_end
+from memplan.search.evicted_lowest import lowest_or_end
+from memplan.search.eviction import Evictions
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, check_options
 from memplan.util.stop import Stop

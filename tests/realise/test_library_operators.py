@@ -32,7 +32,7 @@ BEGIN = """
     from memplan.errors import TraceError
     from memplan.mxnet.gluon import planned
     from memplan.planning.realisation import trace
-    from memplan.search.eviction import lowest
+    from memplan.search.evicted_lowest import lowest
     from memplan.util.stop import Stop
 
     mx.library.load(sys.argv[1], verbose=False)

@@ -14,7 +14,7 @@ from helpers.states_of_user_code import read_beside_user_code
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
 from memplan.search.by_loss import loss_by_loss
-from memplan.search.eviction import lowest
+from memplan.search.evicted_lowest import lowest
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 

@@ -16,7 +16,8 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
-from memplan.search.eviction import ROOM, Evictions, lowest
+from memplan.search.evicted_lowest import lowest
+from memplan.search.eviction import ROOM, Evictions
 from memplan.search.kernels.greedy import ONCE, TWICE, drop_arrays, drop_state, run
 from memplan.search.rematerialize import repeatable
 from memplan.step.graph import Op, Tensor, TrainingGraph

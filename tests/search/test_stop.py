@@ -11,7 +11,8 @@ import pytest
 from helpers.graphs import UNIT, uneven_chain, unit_chain
 from memplan.memory.blocks import allocate
 from memplan.search import flag_annealing, round_kinds, rounds
-from memplan.search.eviction import Evictions, lowest
+from memplan.search.evicted_lowest import lowest
+from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
 from memplan.search.kernels.annealing import anneal as anneal_sequences
