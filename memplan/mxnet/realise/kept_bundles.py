@@ -71,15 +71,14 @@ class Bundle:
         self.calls = calls
         self.operation: Operation | None = None
 
-    def can_be_kept(self) -> bool:
-        """Would its calls, made anew, do again just what they have done?"""
-        return _ARE_THERE and all(call.is_direct for call in self.calls)
-
     def keep(self, place: int, marks: Sequence[Any]) -> None:
-        """Keep what is in the bundle of this thread: ``marks`` and all the calls, at ``place``.
+        """Keep what this thread has in a bundle, at ``place``: ``marks``, and then all the calls.
 
-        Not where MXNet has cut the bundle, as where an array was freed meanwhile.
+        But not calls that would do something else if they were made anew, nor where MXNet has cut
+        the bundle, as where an array was freed meanwhile.
         """
+        if not place or not all(call.is_direct for call in self.calls):
+            return
         status = _Status.from_address(place)
         if status.count == len(marks) + sum(call.noperations for call in self.calls):
             self.operation = Operation(status, place, marks)

@@ -107,7 +107,7 @@ class PackedMemory:
         """
         kept = bundle.operation
         if kept is None or kept.place != self._thread or kept.marks != (*self._first, self._fence):
-            self.in_turn(bundle.calls, bundle if bundle.can_be_kept() else None)
+            self.in_turn(bundle.calls, bundle)
             return
         self._first = ()
         kept()
