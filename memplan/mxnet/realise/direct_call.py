@@ -67,8 +67,12 @@ _NO_STATE, _STATE_LEFT = (ctypes.c_uint64 * 2)(), ctypes.byref((ctypes.c_uint64 
 _WITH_STATE: set[str] = set()
 
 # Those whose state is kept, as in MXNet's executor: it holds what it was made of, and no memory
-# (src/operator/nn/dropout-inl.h and slice_channel-inl.h). Their kernels are ordinary ones.
-_KEEP_STATE = frozenset({"Dropout", "_backward_Dropout", "SliceChannel"})
+# (nn/dropout-inl.h, make_loss-inl.h and so on of MXNet's src/operator). oneDNN has none of them.
+_KEEP_STATE = frozenset(
+    f"{of}{op}"
+    for op in ("Dropout", "MakeLoss", "Pad", "SliceChannel", "SwapAxis")
+    for of in ("", "_backward_")
+)
 
 # Of a std::shared_ptr, by its second word.
 _RELEASE = hidden_function("_ZNSt16_Sp_counted_baseILN9__gnu_cxx12_Lock_policyE2EE10_M_releaseEv")

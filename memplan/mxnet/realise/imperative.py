@@ -42,8 +42,8 @@ class Call:
     from the second one on, most are made directly, in half the time.
 
     A step may have thousands, so a call is small, and may stand for several of the step that are
-    alike. With a ``state`` it shares that with others. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
-    it; None: nothing.
+    alike. With a ``state`` it shares that with others. ``skips`` is what
+    :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
     """
 
     #: May it cut a bundle, as where an array is freed while it is made?
@@ -106,19 +106,14 @@ class Call:
         return self._function is _call
 
     @property
-    def is_direct(self) -> bool:
-        """Is it made directly by now?"""
-        return self._operator is None and is_direct(self._function)
-
-    @property
     def may_be_direct(self) -> bool:
-        """Is it, or may it become so?"""
+        """Is it made directly, or may that come?"""
         return self._operator is not None or is_direct(self._function)
 
     @property
     def noperations(self) -> int:
-        """How many operations it asks the engine for."""
-        return 1
+        """How many operations it asks the engine for, once it is direct; 0: that is not known."""
+        return int(self._operator is None and is_direct(self._function))
 
     @property
     def outputs(self) -> Sequence[NDArray | None]:
@@ -186,12 +181,11 @@ class CallAfter(Call):
         self._first = first
 
     @property
-    def is_direct(self) -> bool:
-        return super().is_direct and (self._first is None or self._first.is_direct)
-
-    @property
     def noperations(self) -> int:
-        return 1 if self._first is None else 1 + self._first.noperations
+        own, first = super().noperations, self._first
+        if first is None or not own:
+            return own
+        return own + first.noperations if first.noperations else 0
 
     def __call__(self) -> None:
         if self._first is not None:
@@ -207,8 +201,8 @@ class TurningCall(CallAfter):
 
     frees = True
 
-    #: What it asks for first is not in a bundle.
-    is_direct, may_be_direct = False, False
+    #: What it asks for first is in no bundle.
+    may_be_direct, noperations = False, 0
 
     __slots__ = ("_turned",)
 
@@ -307,7 +301,7 @@ class BackwardCall:
     is_alone, frees = True, True
 
     #: As of :class:`Call`.
-    is_direct, may_be_direct = False, False
+    may_be_direct, noperations = False, 0
 
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded, self._arrays = recorded, recorded.backward
@@ -362,7 +356,7 @@ class UpdateCall:
     frees = True  # by the code of an optimizer
 
     #: As of :class:`Call`.
-    is_direct, may_be_direct = False, False
+    may_be_direct, noperations = False, 0
 
     def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
         self.name, self.weight = name, weight

@@ -77,11 +77,11 @@ class Bundle:
         But not calls that would do something else if they were made anew, nor where MXNet has cut
         the bundle, as where an array was freed meanwhile.
         """
-        if not place or not all(call.is_direct for call in self.calls):
-            return
-        status = _Status.from_address(place)
-        if status.count == len(marks) + sum(call.noperations for call in self.calls):
-            self.operation = Operation(status, place, marks)
+        counts = [call.noperations for call in self.calls]
+        if place and all(counts):
+            status = _Status.from_address(place)
+            if status.count == len(marks) + sum(counts):
+                self.operation = Operation(status, place, marks)
 
 
 class Operation:

@@ -4,7 +4,7 @@ Each step of a lowered schedule becomes one call of an operator, on the arrays t
 :mod:`memplan.mxnet.realise.packed_arrays` has for it. Which kind of call, :meth:`Calls.calls` says:
 
 - an op whose backward op needs its state is recorded by autograd, and the backward op is the
-  ``backward`` of that (RecordedCall, BackwardCall);
+  ``backward`` of that (RecordedCall, BackwardCall), but where the state is kept for both;
 - an update is the optimizer's (UpdateCall);
 - any other op is called alone (Call), if need be behind a copy of what it writes over (CallAfter),
   or of inputs brought into the usual layout (TurningCall). One that only changes the shape of what
@@ -100,9 +100,7 @@ class Calls:
                 result.append(self._call(step, node, attrs, states.get(step)))
         return result
 
-    def _call(
-        self, step: int, node: Node, attrs: Mapping[str, str], state: State | None
-    ) -> Call:
+    def _call(self, step: int, node: Node, attrs: Mapping[str, str], state: State | None) -> Call:
         """A call of an operator alone."""
         read, written = self.arrays.inputs(step), self.arrays.outputs(step)
         function = self._function(node)
@@ -187,7 +185,7 @@ class Calls:
     def _is_of_weight_alone(self, step: int) -> bool:
         """Is it the backward op of an Embedding, which needs no state, but no array of indices?
 
-        MXNet's C API would ask it for their gradient, too. A sum or a sparse gradient is autograd's.
+        MXNet's C API would ask it for their gradient, too. Autograd adds, and writes sparse ones.
         """
         node, outputs = self.lowered.node_at(step), self._handled(self.arrays.outputs(step))
         return (

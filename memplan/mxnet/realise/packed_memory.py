@@ -29,7 +29,7 @@ NDArray = Any
 # several thousand would be handed over before the first hundred have run.
 WAITING = 16
 
-# So many of those that are kept, which are made ready in no time, count as one.
+# So many of those that are kept count as one: of them the engine holds the variables alone.
 KEPT = 32
 
 
