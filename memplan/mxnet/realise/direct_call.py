@@ -152,9 +152,9 @@ class State:
     def __init__(self) -> None:
         self.words = (ctypes.c_uint64 * 2)()
 
-    def __del__(self, release: Any = _RELEASE) -> None:
+    def __del__(self, release: Any = _RELEASE, pointer: Any = ctypes.c_void_p) -> None:
         if release is not None and self.words[1]:
-            release(ctypes.c_void_p(self.words[1]))
+            release(pointer(self.words[1]))
 
 
 def may_keep_state(op: str, inputs: Handles, outputs: Handles) -> bool:
@@ -167,10 +167,15 @@ def may_keep_state(op: str, inputs: Handles, outputs: Handles) -> bool:
 
 
 def call_with(
-    state: State, op: str, attrs: Attributes, inputs: Handles, outputs: Handles
+    state: State,
+    op: str,
+    attrs: Attributes,
+    inputs: Handles,
+    outputs: Handles,
+    unread: Collection[int],
 ) -> Function:
     """A function, and its arguments, that calls ``op`` on cpu(0) with a ``state``."""
-    return _invoke_with, (state, *_arguments(op, attrs, inputs, outputs, _ORDINARY))
+    return _invoke_with, (state, *_arguments(op, attrs, inputs, outputs, _ORDINARY, unread))
 
 
 def _invoke_with(state: State, *arguments: Any) -> None:

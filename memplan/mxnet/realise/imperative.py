@@ -81,7 +81,7 @@ class Call:
         self._function: Callable[..., int | None] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
         if isinstance(op, str) and state is not None:
-            call = call_with(state, op, tuple(attrs.items()), inputs, outputs)
+            call = call_with(state, op, tuple(attrs.items()), inputs, outputs, unread)
             self._function, self._arguments = call
         elif isinstance(op, str) and unread and may_be_partial(op):
             call = partial_call(op, tuple(attrs.items()), inputs, outputs, unread)

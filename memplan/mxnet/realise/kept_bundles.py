@@ -95,14 +95,13 @@ class Operation:
 
     def __init__(self, status: _Status, place: int, marks: Sequence[Any]) -> None:
         self.place, self.marks = place, marks
+        # A std::function: two words of data, what manages them, and what runs it.
+        self._function, self._kept = (ctypes.c_uint64 * 4)(), ctypes.c_uint64()
+        self._copy = ctypes.byref(self._function), ctypes.byref(self._kept), _COPY
         source = ctypes.c_uint64(ctypes.addressof(status) + _Status.functions.offset)
-        self._kept = ctypes.c_uint64()
-        _MANAGE(ctypes.byref(self._kept), ctypes.byref(source), _COPY)
+        _MANAGE(self._copy[1], ctypes.byref(source), _COPY)
         written = _variables(status.written)
         read = _variables(status.read) - written
-        # A std::function: two words of data, what manages them, and what runs it.
-        self._function = (ctypes.c_uint64 * 4)()
-        self._copy = ctypes.byref(self._function), ctypes.byref(self._kept), _COPY
         self._arguments = (
             engine(),
             self._copy[0],
@@ -125,8 +124,10 @@ class Operation:
         _PUSH(*self._arguments)
 
     def __del__(self, manage: Any = _MANAGE, destroy: Any = _DESTROY) -> None:
-        for data in [self._kept, self._function] if self._function[2] else [self._kept]:
-            manage(ctypes.byref(data), ctypes.byref(data), destroy)
+        function, kept, _ = self._copy
+        manage(kept, kept, destroy)
+        if self._function[2]:
+            manage(function, function, destroy)
 
 
 _ADDRESSES = [

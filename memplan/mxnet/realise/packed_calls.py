@@ -118,8 +118,10 @@ class Calls:
             return TurningCall(arrays, first, function, attrs, inputs, outputs, unread, state)
         if first is not None:
             return CallAfter(first, function, attrs, inputs, outputs, unread, state)
-        if function is not node.op or state is not None:
-            return Call(function, attrs, inputs, outputs, (), state)
+        if function is not node.op:
+            return Call(function, attrs, inputs, outputs)
+        if state is not None:
+            return Call(function, attrs, inputs, outputs, unread, state)
         key = (function, *attrs.items(), id(inputs), id(outputs))
         if key not in self._alike:
             self._alike[key] = Call(function, attrs, inputs, outputs, unread)
