@@ -43,6 +43,7 @@ _UNKNOWN, _ORDINARY, _OF_ONEDNN = -1, 0, 1  # DispatchMode: kUndefined, FCompute
 _IS_OF_ONEDNN = {
     "_backward_Convolution": True,
     "_backward_Deconvolution": True,
+    "_backward_Embedding": False,
     "_backward_FullyConnected": True,
     "_backward_GroupNorm": False,
     "_backward_LayerNorm": False,
@@ -64,6 +65,17 @@ _NO_STATE, _STATE_LEFT = (ctypes.c_uint64 * 2)(), ctypes.byref((ctypes.c_uint64 
 
 # The operators that were seen to have one. Nothing frees the state that was made to see it.
 _WITH_STATE: set[str] = set()
+
+# Those whose state is kept, as in MXNet's executor: it holds what it was made of, and no memory
+# (nn/dropout-inl.h, make_loss-inl.h and so on of MXNet's src/operator). oneDNN has none of them.
+_KEEP_STATE = frozenset(
+    f"{of}{op}"
+    for op in ("Dropout", "MakeLoss", "Pad", "SliceChannel", "SwapAxis")
+    for of in ("", "_backward_")
+)
+
+# Of a std::shared_ptr, by its second word.
+_RELEASE = hidden_function("_ZNSt16_Sp_counted_baseILN9__gnu_cxx12_Lock_policyE2EE10_M_releaseEv")
 
 # Those that write into their parsed attributes, which calls of equal attributes share here: a norm
 # the axis, counted from the front of what it reads (NumpyNormShape of numpy/linalg/np_norm.cc). Its
@@ -91,6 +103,11 @@ def partial_call(
     """
     mode = _OF_ONEDNN if _IS_OF_ONEDNN[op] and onednn_is_enabled() else _ORDINARY
     return _INVOKE, (_STATE_LEFT, *_arguments(op, attrs, inputs, outputs, mode, unread))
+
+
+def is_direct(function: Any) -> bool:
+    """Does the ``function`` of a call go past the C API?"""
+    return function is _invoke_with or function is _INVOKE is not None
 
 
 def may_be_direct(op: str, outputs: Handles) -> bool:
@@ -122,6 +139,51 @@ def direct_call(op: str, attrs: Attributes, inputs: Handles, outputs: Handles) -
         _WITH_STATE.add(op)
         return None
     return _INVOKE, (_STATE_LEFT, *arguments)
+
+
+class State:
+    """MXNet's OpStatePtr of an operator, a std::shared_ptr: its first call makes the state.
+
+    The C API makes one in every call, and only autograd hands it to the backward operator.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self) -> None:
+        self.words = (ctypes.c_uint64 * 2)()
+
+    def __del__(self, release: Any = _RELEASE, pointer: Any = ctypes.c_void_p) -> None:
+        if release is not None and self.words[1]:
+            release(pointer(self.words[1]))
+
+
+def may_keep_state(op: str, inputs: Handles, outputs: Handles) -> bool:
+    """Can ``op`` be called with a :class:`State`?
+
+    MXNet raises an error where it does not know a shape, as that of a scalar.
+    """
+    arrays = (*inputs.arrays, *outputs.arrays)
+    return op in _KEEP_STATE and may_be_direct(op, outputs) and all(a.size for a in arrays)
+
+
+def call_with(
+    state: State,
+    op: str,
+    attrs: Attributes,
+    inputs: Handles,
+    outputs: Handles,
+    unread: Collection[int],
+) -> Function:
+    """A function, and its arguments, that calls ``op`` on cpu(0) with a ``state``."""
+    return _invoke_with, (state, *_arguments(op, attrs, inputs, outputs, _ORDINARY, unread))
+
+
+def _invoke_with(state: State, *arguments: Any) -> None:
+    argument = (ctypes.c_uint64 * 2)(*state.words)
+    if not any(argument):  # MXNet makes it of the shapes that it has found out last
+        _SET_SHAPE_TYPE(*arguments[1:5], ctypes.byref(ctypes.c_int(_UNKNOWN)))
+    # This takes the state out of its argument, and returns it.
+    _INVOKE(ctypes.byref(state.words), *arguments[:-1], ctypes.byref(argument))
 
 
 def _arguments(

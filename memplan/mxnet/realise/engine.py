@@ -74,7 +74,8 @@ _BULK_SIZE = hidden_function("_ZNK5mxnet6engine14ThreadedEngine9bulk_sizeEv", ct
 
 
 @functools.cache
-def _engine() -> Any:
+def engine() -> Any:
+    """MXNet's engine, as an argument of its methods."""
     return ctypes.c_void_p.from_param(_ENGINE())
 
 
@@ -87,7 +88,7 @@ def bundles() -> bool:
     if _ENGINE is None or _BULK_SIZE is None:
         return not mx.profiler.dumps()
     bundle(2)
-    result = bool(_BULK_SIZE(_engine()))
+    result = bool(_BULK_SIZE(engine()))
     bundle(0)
     return result
 

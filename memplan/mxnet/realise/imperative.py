@@ -14,7 +14,10 @@ from mxnet import autograd
 from mxnet.base import _LIB, c_str_array, get_last_ffi_error
 
 from memplan.mxnet.realise.direct_call import (
+    State,
+    call_with,
     direct_call,
+    is_direct,
     may_be_direct,
     may_be_partial,
     partial_call,
@@ -39,8 +42,8 @@ class Call:
     from the second one on, most are made directly, in half the time.
 
     A step may have thousands, so a call is small, and may stand for several of the step that are
-    alike. ``skips`` is what :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about
-    it; None: nothing.
+    alike. With a ``state`` it shares that with others. ``skips`` is what
+    :class:`memplan.mxnet.realise.workspace.OneWorkspace` found out about it; None: nothing.
     """
 
     #: May it cut a bundle, as where an array is freed while it is made?
@@ -67,6 +70,7 @@ class Call:
         inputs: Handles,
         outputs: Handles,
         unread: Collection[int] = (),
+        state: State | None = None,
     ) -> None:
         self.skips: int | None = None
         self._inputs, self._outputs, self._unread = inputs, outputs, unread
@@ -76,7 +80,10 @@ class Call:
         self._numpy_shapes: bool | None = None
         self._function: Callable[..., int | None] = _call
         self._arguments: tuple[Any, ...] = (op, inputs.arrays, outputs.arrays)
-        if isinstance(op, str) and unread and may_be_partial(op):
+        if isinstance(op, str) and state is not None:
+            call = call_with(state, op, tuple(attrs.items()), inputs, outputs, unread)
+            self._function, self._arguments = call
+        elif isinstance(op, str) and unread and may_be_partial(op):
             call = partial_call(op, tuple(attrs.items()), inputs, outputs, unread)
             self._function, self._arguments = call
         elif isinstance(op, str):
@@ -97,6 +104,16 @@ class Call:
     def is_alone(self) -> bool:
         """Does it belong in no bundle?"""
         return self._function is _call
+
+    @property
+    def may_be_direct(self) -> bool:
+        """Is it made directly, or may that come?"""
+        return self._operator is not None or is_direct(self._function)
+
+    @property
+    def noperations(self) -> int:
+        """How many operations it asks the engine for, once it is direct; 0: that is not known."""
+        return int(self._operator is None and is_direct(self._function))
 
     @property
     def outputs(self) -> Sequence[NDArray | None]:
@@ -163,6 +180,13 @@ class CallAfter(Call):
         super().__init__(*call)
         self._first = first
 
+    @property
+    def noperations(self) -> int:
+        own, first = super().noperations, self._first
+        if first is None or not own:
+            return own
+        return own + first.noperations if first.noperations else 0
+
     def __call__(self) -> None:
         if self._first is not None:
             self._first()
@@ -176,6 +200,9 @@ class TurningCall(CallAfter):
     """
 
     frees = True
+
+    #: What it asks for first is in no bundle.
+    may_be_direct, noperations = False, 0
 
     __slots__ = ("_turned",)
 
@@ -273,6 +300,9 @@ class BackwardCall:
 
     is_alone, frees = True, True
 
+    #: As of :class:`Call`.
+    may_be_direct, noperations = False, 0
+
     def __init__(self, recorded: RecordedCall) -> None:
         self._recorded, self._arrays = recorded, recorded.backward
         self.outputs, self.written = self._arrays.gradients, self._arrays.written
@@ -324,6 +354,9 @@ class UpdateCall:
     """
 
     frees = True  # by the code of an optimizer
+
+    #: As of :class:`Call`.
+    may_be_direct, noperations = False, 0
 
     def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
         self.name, self.weight = name, weight

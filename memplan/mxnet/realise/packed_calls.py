@@ -4,7 +4,7 @@ Each step of a lowered schedule becomes one call of an operator, on the arrays t
 :mod:`memplan.mxnet.realise.packed_arrays` has for it. Which kind of call, :meth:`Calls.calls` says:
 
 - an op whose backward op needs its state is recorded by autograd, and the backward op is the
-  ``backward`` of that (RecordedCall, BackwardCall);
+  ``backward`` of that (RecordedCall, BackwardCall), but where the state is kept for both;
 - an update is the optimizer's (UpdateCall);
 - any other op is called alone (Call), if need be behind a copy of what it writes over (CallAfter),
   or of inputs brought into the usual layout (TurningCall). One that only changes the shape of what
@@ -20,6 +20,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.realise.direct_call import State, may_be_direct, may_keep_state
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import step_attrs
 from memplan.mxnet.realise.imperative import (
@@ -71,7 +72,7 @@ class Calls:
 
     def calls(self) -> list[AnyCall]:
         """A call for every step."""
-        followers = self._followers()
+        followers, states = self._followers()
         read = self._read(followers.values())
         recorded: dict[int, RecordedCall] = {}
         result: list[AnyCall] = []
@@ -96,10 +97,10 @@ class Calls:
                 recorded[followers[step]] = call
                 result.append(call)
             else:
-                result.append(self._call(step, node, attrs))
+                result.append(self._call(step, node, attrs, states.get(step)))
         return result
 
-    def _call(self, step: int, node: Node, attrs: Mapping[str, str]) -> Call:
+    def _call(self, step: int, node: Node, attrs: Mapping[str, str], state: State | None) -> Call:
         """A call of an operator alone."""
         read, written = self.arrays.inputs(step), self.arrays.outputs(step)
         function = self._function(node)
@@ -111,12 +112,16 @@ class Calls:
             place, k = self.arrays.copied[step]
             return LayoutCopy(self._handled([read[place]]), self._handled([written[k]]))
         inputs, outputs = self._handled(read), self._handled(written)
+        if state is None and may_keep_state(node.op, inputs, outputs):
+            state = State()
         if arrays:
-            return TurningCall(arrays, first, function, attrs, inputs, outputs, unread)
+            return TurningCall(arrays, first, function, attrs, inputs, outputs, unread, state)
         if first is not None:
-            return CallAfter(first, function, attrs, inputs, outputs, unread)
+            return CallAfter(first, function, attrs, inputs, outputs, unread, state)
         if function is not node.op:
             return Call(function, attrs, inputs, outputs)
+        if state is not None:
+            return Call(function, attrs, inputs, outputs, unread, state)
         key = (function, *attrs.items(), id(inputs), id(outputs))
         if key not in self._alike:
             self._alike[key] = Call(function, attrs, inputs, outputs, unread)
@@ -149,16 +154,48 @@ class Calls:
             self._handles[key] = Handles(arrays)
         return self._handles[key]
 
-    def _followers(self) -> dict[int, int]:
-        """For each step that autograd is to record, the step at which its backward op runs."""
+    def _followers(self) -> tuple[dict[int, int], dict[int, State]]:
+        """For each step that autograd is to record, the step at which its backward op runs.
+
+        And the states of steps that share one without autograd.
+        """
         nodes, latest = self.lowered.nodes, dict[int, int]()
-        result = {}
+        result, states = {}, {}
         for step, op in enumerate(self.lowered.schedule.ops):
             latest[op] = step
             forward = nodes[op].forward
-            if forward is not None and needs_state(nodes[op]):
-                result[latest[self.lowered.index_of[forward]]] = step
-        return result
+            if forward is None or not needs_state(nodes[op]):
+                continue
+            first = latest[self.lowered.index_of[forward]]
+            if self._keeps_state(first, step):
+                states[first] = states[step] = State()
+            elif not self._is_of_weight_alone(step):
+                result[first] = step
+        return result, states
+
+    def _keeps_state(self, first: int, step: int) -> bool:
+        """Can the op of ``first``, and its backward op at ``step``, share a state?"""
+        return all(
+            may_keep_state(
+                self.lowered.node_at(each).op,
+                self._handled(self.arrays.inputs(each)),
+                self._handled(self.arrays.outputs(each)),
+            )
+            for each in (first, step)
+        )
+
+    def _is_of_weight_alone(self, step: int) -> bool:
+        """Is it the backward op of an Embedding, which needs no state, but no array of indices?
+
+        MXNet's C API would ask it for their gradient, too. Autograd adds, and writes sparse ones.
+        """
+        node, outputs = self.lowered.node_at(step), self._handled(self.arrays.outputs(step))
+        return (
+            node.op == "_backward_Embedding"
+            and not self.arrays.is_there(step, 0)
+            and (step, 1) not in self.arrays.outside
+            and may_be_direct(node.op, outputs)
+        )
 
     def _read(self, steps: Iterable[int]) -> set[tuple[int, int]]:
         """The outputs of these ``steps`` that some step reads, or that stay to the end."""

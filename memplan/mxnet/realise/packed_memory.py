@@ -13,6 +13,7 @@ import mxnet as mx
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, bundle, hand_over
 from memplan.mxnet.realise.imperative import AnyCall
+from memplan.mxnet.realise.kept_bundles import Bundle, place_of_thread
 from memplan.mxnet.realise.placed_arrays import (
     address_of,
     array_at,
@@ -27,6 +28,9 @@ NDArray = Any
 # So many bundles of calls are with the engine at most: it holds a kilobyte for each call, and
 # several thousand would be handed over before the first hundred have run.
 WAITING = 16
+
+# So many of those that are kept count as one: of them the engine holds the variables alone.
+KEPT = 32
 
 
 class PackedMemory:
@@ -56,8 +60,9 @@ class PackedMemory:
         # written again: whoever is woken then makes ready several bundles.
         ends = [mx.nd.zeros((1,), ctx) for _ in range(2)]
         self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in ends)
-        self._nbundles = 0
+        self._nbundles = self._nkept = 0
         self.workspace = OneWorkspace(ctx)
+        self._thread = 0
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: str) -> NDArray:
         """An array of its own at ``offset``; one without elements may be anywhere."""
@@ -85,26 +90,50 @@ class PackedMemory:
         """
         self._first, self._left = (*self._first, *self._left), left
 
+    def prepare(self) -> None:
+        """Before calls are made in this thread."""
+        self._thread = place_of_thread()
+        self.workspace.begin()
+
     def _taken(self) -> Sequence[Marker]:
         """What the next bundle is to begin with, and no other."""
         marks, self._first = self._first, ()
         return marks
 
-    def in_turn(self, calls: Sequence[AnyCall]) -> None:
+    def bundled(self, bundle: Bundle) -> None:
+        """Hand a ``bundle`` to the engine, in turn: as it was kept, or its calls.
+
+        It is kept for this thread, and what it is to begin with.
+        """
+        kept = bundle.operation
+        if kept is None or kept.place != self._thread or kept.marks != (*self._first, self._fence):
+            self.in_turn(bundle.calls, bundle)
+            return
+        self._first = ()
+        kept()
+        self._nkept += 1
+        if self._nkept % KEPT == 0:
+            self._end()()
+
+    def _end(self) -> Marker:
+        """What the next bundle ends with. This waits while :data:`WAITING` have not run."""
+        self._nbundles += 1
+        if self._nbundles % (WAITING // 2):
+            return self._fence
+        array, end = self._ends[0]
+        self._ends.rotate()
+        wait_to_read(array)
+        return end
+
+    def in_turn(self, calls: Sequence[AnyCall], kept_in: Bundle | None = None) -> None:
         """Hand ``calls`` to the engine as one operation, after all that it got so before.
 
         The caller's thread bundles nothing else. Where an array is freed meanwhile, MXNet cuts the
         operation in two (src/engine/threaded_engine.cc, PushAsync), and only what writes the fence
         keeps its turn. So the caller sees to it that no garbage is collected, and both parts write
-        the fence where an optimizer's code, or autograd, may free an array. This waits while
-        :data:`WAITING` bundles have not run.
+        the fence where an optimizer's code, or autograd, may free an array.
         """
-        end = self._fence
-        self._nbundles += 1
-        if self._nbundles % (WAITING // 2) == 0:
-            array, end = self._ends[0]
-            self._ends.rotate()
-            wait_to_read(array)
+        end = self._end()
         marks = (*self._taken(), self._fence)
         bundle(2 * len(calls) + len(marks) + 1)
         try:
@@ -114,6 +143,8 @@ class PackedMemory:
                 self.workspace.call(call)
                 if call.frees:
                     self._fence()
+            if kept_in is not None:
+                kept_in.keep(self._thread, marks)
             end()
         finally:
             bundle(0)

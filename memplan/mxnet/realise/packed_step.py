@@ -19,6 +19,7 @@ from memplan.mxnet.realise.imperative import (
     UpdateCall,
     Updates,
 )
+from memplan.mxnet.realise.kept_bundles import Bundle
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import Lowered, lower
 from memplan.mxnet.realise.monitor import Monitor, check_monitor
@@ -97,7 +98,7 @@ class PackedStep:
         self._middle = second_half(lowered.schedule)
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
-        self._bundles: dict[tuple[int, int], list[list[Any]]] = {}
+        self._bundles: dict[tuple[int, int], list[Bundle]] = {}
         self._in_turn = False
         self._trace, self._schedule = trace, schedule
         self._mib = packing.nbytes >> 20
@@ -145,7 +146,7 @@ class PackedStep:
     def _prepare(self) -> None:
         """Before calls are made."""
         self._mode.is_training = self._scope.was_training
-        self.memory.workspace.begin()
+        self.memory.prepare()
 
     def _run(self, begin: int, end: int) -> None:
         """Run the step from the call ``begin`` to before ``end``."""
@@ -167,14 +168,15 @@ class PackedStep:
                     self._monitor.show(step)
         else:
             for bundle in self._bundled(begin, end):
-                if bundle[0] in self._fences:
-                    self.memory.apart(bundle[0], self._fences[bundle[0]])
-                elif bundle[0].is_alone:
-                    self.memory.alone(bundle[0])
+                first = bundle.calls[0]
+                if first in self._fences:
+                    self.memory.apart(first, self._fences[first])
+                elif first.is_alone:
+                    self.memory.alone(first)
                 else:
-                    self.memory.in_turn(bundle)
+                    self.memory.bundled(bundle)
 
-    def _bundled(self, begin: int, end: int) -> list[list[Any]]:
+    def _bundled(self, begin: int, end: int) -> list[Bundle]:
         """The calls from ``begin`` to ``end`` in the bundles in which the engine gets them."""
         if (begin, end) not in self._bundles:
             self._bundles[begin, end] = _bundles(self._calls[begin:end])
@@ -258,13 +260,16 @@ def _outside(
     return result
 
 
-def _bundles(calls: Iterable[AnyCall]) -> list[list[Any]]:
-    """``calls`` in the bundles in which the engine gets them; some stand alone."""
-    result: list[list[Any]] = []
-    for apart, group in groupby(calls, key=lambda call: call.is_alone):
+def _bundles(calls: Iterable[AnyCall]) -> list[Bundle]:
+    """``calls`` in the bundles in which the engine gets them; some stand alone.
+
+    No bundle that may be kept has calls that keep it from that.
+    """
+    result: list[Bundle] = []
+    for (apart, _), group in groupby(calls, key=lambda call: (call.is_alone, call.may_be_direct)):
         rest = list(group)
         while rest:
             size = 1 if apart else min(GROWTH ** len(result), BUNDLE)
-            result.append(rest[:size])
+            result.append(Bundle(rest[:size]))
             del rest[:size]
     return result
