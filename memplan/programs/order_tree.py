@@ -112,6 +112,8 @@ class OrderTree:
         self.largest = sorted(range(len(graph.ops)), key=lambda t: -working_nbytes[t])
         # By how much each op that was looked at raised a relaxation last: mostly less at each leaf.
         self.gains: dict[int, float] = dict.fromkeys(options.candidates, math.inf)
+        # In how many places it was looked at, at most, if in several.
+        self.nplaces: dict[int, int] = {}
         self.numbers = count()
         nothing = Bound(graph.seconds, (), ())
         self.leaves = [_Leaf(graph.seconds, graph.seconds, next(self.numbers), nothing)]
@@ -149,6 +151,7 @@ class OrderTree:
         stages = self.evictions.stages(drops_of(leaf.bound, self.evictions))
         for t in self._candidates(ops, stages):
             self.gains.setdefault(t, math.inf)
+        self._look_again(ops)
         over = self._over(stages) if leaf.is_solved else set[int]()
         best: list[Bound] = []
         highest = (-math.inf, 0)
@@ -169,6 +172,17 @@ class OrderTree:
                 best, highest = children, self._rank(gain, orders)
             self.gains[t] = gain
         return best
+
+    def _look_again(self, ops: tuple[int, ...]) -> None:
+        """Forget what ops gained that have more places among ``ops`` than ever before.
+
+        An op that gains nothing beside moments that the graph orders may gain much, in every one of
+        its places, beside one that it does not.
+        """
+        for t in self.gains.keys() - ops:
+            nplaces = len(self._orders(ops, t))
+            if nplaces > self.nplaces.get(t, 1):
+                self.gains[t], self.nplaces[t] = math.inf, nplaces
 
     def _over(self, stages: Sequence[Sequence[int]]) -> set[int]:
         """The ops whose first runs are over the budget."""

@@ -274,6 +274,31 @@ def test_what_gained_little_may_gain_more_with_another_moment(
     assert ((2,) in seen) == is_looked_at
 
 
+def test_what_gained_nothing_is_looked_at_again_in_more_places() -> None:
+    """Of the heads of three branches: beside the source each has one place, beside another two."""
+    tree = tree_of_four_branches()
+    seen: list[tuple[int, ...]] = []
+
+    def relaxation(ops: tuple[int, ...]) -> Bound:
+        seen.append(ops)
+        return Bound(tree.graph.seconds + (3 in ops), ops, ((),) * len(ops))
+
+    def look(ops: tuple[int, ...]) -> list[tuple[int, ...]]:
+        seen.clear()
+        bound = Bound(tree.graph.seconds, ops, ((),) * len(ops))
+        tree._best_children(dataclasses.replace(tree.leaves[0], bound=bound))
+        return [order for order in seen if 2 in order]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_relaxation", relaxation)
+        patch.setattr(tree, "_candidates", lambda *_: iter((2, 3)))
+        assert look((0,)) == [(0, 2)]
+        assert tree.gains[2] == 0.0
+        assert look((0,)) == []
+        assert look((0, 1))
+        assert look((0, 1)) == []  # in as many places as before
+
+
 def test_the_fullest_first_run_between_two_recomputations() -> None:
     """An op that runs again does not count, however full it is, nor what takes too few seconds."""
     ops = [Op(f"op{t}", "op", (t - 1,) if t else (), (t,), float(t + 1)) for t in range(6)]
