@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,9 @@ import mxnet as mx
 
 import networks
 import process_networks
+from memplan.errors import ArgumentError
+from memplan.mxnet.load import load_network
+from memplan.util.files import read_json
 from process_networks import Shapes, Symbol, conv
 
 Made = tuple[Symbol, Shapes]
@@ -144,11 +146,21 @@ SETS = {"tuned": TUNED, "held-out": HELD_OUT, "long": LONG}
 
 
 def load(path: str, shapes: str) -> Made:
-    """A symbol file with shapes such as "data=32,3,224,224;label=32"."""
+    """A symbol file with shapes such as "data=32,3,224,224;label=32"; or ArgumentError."""
     pairs = (part.split("=") for part in shapes.split(";"))
-    return mx.sym.load(path), {name: tuple(map(int, n.split(","))) for name, n in pairs}
+    try:
+        sizes = {name: tuple(map(int, n.split(","))) for name, n in pairs}
+    except ValueError as error:
+        raise ArgumentError(
+            f"the shapes behind a network are such as data=32,3,224,224;label=32, got {shapes!r}"
+        ) from error
+    return load_network(path, shapes=sizes).symbol, sizes
 
 
 def is_symbol(path: Path) -> bool:
-    """Is the JSON at ``path`` a network of MXNet?"""
-    return "nodes" in json.loads(path.read_text(encoding="utf-8"))
+    """Is the JSON at ``path`` a network of MXNet? ArgumentError if it is no JSON."""
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"it is no JSON that can be read: {error}") from error
+    return isinstance(data, dict) and "nodes" in data

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import gap_networks
 import published_graphs
+from memplan.errors import MemplanError
 from memplan.memory.memory import Blocks, Live, Memory, Packed
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -139,7 +140,7 @@ def cell(step: Step, percent: float, options: argparse.Namespace, looser: float)
     begin, unplanned = time.monotonic(), step.graph.seconds
     best: tuple[float, str] | None = None
     bound, cut = looser, False
-    for strategy in options.strategies.split(","):
+    for strategy in options.strategies:
         outcome = answer(step, percent, strategy, options)
         cut |= outcome.cut_by_clock
         proves = not outcome.in_order
@@ -172,31 +173,53 @@ def summary(cells: list[Cell]) -> str:
     return text
 
 
+def percents(text: str) -> list[float]:
+    """The numbers in ``text``, separated by commas."""
+    found = [float(number) for number in text.split(",")]
+    if not all(0.0 < number < math.inf for number in found):
+        raise argparse.ArgumentTypeError(f"percentages are positive, got {text!r}")
+    return found
+
+
+def strategies(text: str) -> list[str]:
+    """The strategies that ``text`` names, separated by commas."""
+    try:
+        for name in text.split(","):
+            create(name)
+    except MemplanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text.split(",")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--budgets", default="60,50,40,30", help="percent of the unplanned step")
+    parser.add_argument(
+        "--budgets", type=percents, default="60,50,40,30", help="percent of the unplanned step"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="for each plan")
     parser.add_argument("--memory", choices=sorted(MEMORIES), default="packed")
-    parser.add_argument("--strategies", default="auto", help="separated by commas")
+    parser.add_argument("--strategies", type=strategies, default="auto", help="separated by commas")
     parser.add_argument("--any-op-again", action="store_true", help="backward ops, too")
     options = parser.parse_args()
-    percents = [float(budget) for budget in options.budgets.split(",")]
     names = [
         name
         for argument in options.names or ("tuned", "held-out")
         for name in gap_networks.SETS.get(argument, (argument,))
     ]
     SEQUENCES.prepare()  # compiling is not to be in anybody's time
-    print("| network | ops |" + "".join(f" {percent:g}% |" for percent in percents))
-    print("|---" * (2 + len(percents)) + "|", flush=True)
+    print("| network | ops |" + "".join(f" {percent:g}% |" for percent in options.budgets))
+    print("|---" * (2 + len(options.budgets)) + "|", flush=True)
     cells: list[Cell] = []
     for name in names:
-        step = step_of(name, options.memory, options.seconds)
+        try:
+            step = step_of(name, options.memory, options.seconds)
+        except MemplanError as error:
+            raise SystemExit(f"{name}: {error}") from error
         print(f"| {name} | {len(step.graph.ops)} |", end="", flush=True)
         highest: dict[float, float] = {}
-        for percent in percents:
+        for percent in options.budgets:
             looser = max((b for p, b in highest.items() if p >= percent), default=0.0)
             cells.append(cell(step, percent, options, looser))
             highest[percent] = cells[-1].bound

@@ -3,8 +3,10 @@
     python benchmarks/packing.py FILE.csv ...
 
 FILE has the columns id, lower, upper and size, as instances of MiniMalloc (google/minimalloc) and
-idealloc (cappadokes/idealloc) have: a buffer is alive in [lower, upper). For NAME.CAPACITY.csv,
-placements within CAPACITY are asked for, else the least bytes. A row for every file:
+idealloc (cappadokes/idealloc) have: a buffer is alive in [lower, upper). Of MiniMalloc's other
+columns a hint changes no answer; an alignment or gaps would, and are refused. For
+NAME.CAPACITY.csv, placements within CAPACITY are asked for, else the least bytes. A row for every
+file:
 
 - peak: the most bytes alive at a time, which no placement can do without.
 - ratio: bytes reached by the capacity or else by the peak.
@@ -45,6 +47,9 @@ HEADS = (
 )
 COLUMNS = ("size", "lower", "upper")
 
+# What makes MiniMalloc's problem another one, and the cells that leave it as it is.
+OTHERS = {"alignment": ("", "0", "1"), "gaps": ("",)}
+
 # Sizes and times are less than this, and so are all sizes together times the number of buffers: one
 # pass over them has an offset and a buffer in one number of 64 bits.
 MOST = 1 << 61
@@ -67,21 +72,41 @@ def read(path: Path) -> tuple[Array, Array, Array]:
 
 def rows_of(path: Path, lines: TextIO) -> Iterator[list[int]]:
     """Size, lower and upper of every row."""
-    rows = csv.DictReader(lines)
-    missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-    if missing:
-        sys.exit(f"{path}: no column {', '.join(missing)}; the first line names the columns")
-    for row in rows:
+    rows = csv.reader(lines)
+    heads = [name.strip() for name in next(rows, [])]
+    check_heads(path, heads)
+    for cells in filter(None, rows):
+        line = f"{path}, line {rows.line_num}"
+        if cells[0].lstrip().startswith("#"):
+            sys.exit(f"{line}: comments are no rows; leave them out")
+        if len(cells) != len(heads):
+            sys.exit(f"{line}: {len(cells)} cells, but line 1 names {len(heads)} columns")
+        row = dict(zip(heads, cells, strict=True))
+        for name, nothing in OTHERS.items():
+            if row.get(name, "").strip() not in nothing:
+                sys.exit(f"{line}: no placement here heeds {name}, which is {row[name]!r}")
         try:
             size, lower, upper = (int(row[name]) for name in COLUMNS)
-        except (TypeError, ValueError) as error:
-            sys.exit(f"{path}, line {rows.line_num}: {error}")
+        except ValueError as error:
+            sys.exit(f"{line}: {error}")
         if size <= 0 or not -MOST < lower < upper < MOST:
             sys.exit(
-                f"{path}, line {rows.line_num}: every size must be positive, and every lower less "
-                "than its upper, both within 2^61"
+                f"{line}: every size must be positive, and every lower less than its upper, both "
+                "within 2^61"
             )
         yield [size, lower, upper]
+
+
+def check_heads(path: Path, heads: list[str]) -> None:
+    """Exit unless these name each column that is read, and none twice."""
+    if heads and heads[0].startswith("#"):
+        sys.exit(f"{path}, line 1: comments name no columns; leave them out")
+    missing = [name for name in COLUMNS if name not in heads]
+    if missing:
+        sys.exit(f"{path}: no column {', '.join(missing)}; the first line names the columns")
+    doubled = sorted({name for name in heads if heads.count(name) > 1})
+    if doubled:
+        sys.exit(f"{path}, line 1: two columns are named {doubled[0]!r}")
 
 
 def overlapping(sizes: Array, lower: Array, upper: Array, offsets: Array) -> tuple[int, int] | None:

@@ -70,10 +70,19 @@ def cell(name: str, percent: int, options: argparse.Namespace) -> str:
     return f"**{100 * schedule.overhead:.2f}** {proof}, {seconds:.1f} s {source_text}"
 
 
+def graph_name(text: str) -> str:
+    """``text``, if it is the name of a graph with references."""
+    if text not in REFERENCES:
+        raise argparse.ArgumentTypeError(f"no graph {text!r}; they are {', '.join(REFERENCES)}")
+    return text
+
+
 def main() -> None:
     """Print a row per graph."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("graphs", nargs="*", metavar="GRAPH", help=", ".join(REFERENCES))
+    parser.add_argument(
+        "graphs", nargs="*", type=graph_name, metavar="GRAPH", help=", ".join(REFERENCES)
+    )
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -26,7 +26,7 @@ from memplan.strategies.base import (
     Status,
     check_options,
 )
-from memplan.strategies.least import least
+from memplan.strategies.least import least, least_of_drops
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.shares import of_beginnings, of_proof
@@ -92,15 +92,22 @@ class Auto:
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
             starts = starts or [self.quick(problem, stop)]
-            best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
-            if not stop.is_over():
-                held = problem.within(problem.memory.nbytes(best))
-                cheaper = held.space.improve(held, best, stop, options)
-                # Where the best is packed again in a hurry it may seem not to fit its own bytes.
-                if cheaper is not None and cheaper.seconds < best.seconds:
-                    best = held.cheapest([best, cheaper]) or best
+            best = self._least(problem, stop, options, starts)
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, options, starts).run()
+
+    def _least(
+        self, problem: Problem, stop: Stop, options: SearchOptions, starts: list[Schedule]
+    ) -> Schedule:
+        """That of least memory, made cheaper in the bytes that it has."""
+        starts = starts or [self.quick(problem, stop)]
+        best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
+        best, dropped = least_of_drops(problem, best, stop, options)
+        held = problem.within(problem.memory.nbytes(best))
+        cheaper = None if stop.is_over() else held.space.improve(held, best, stop, options)
+        # Where the best is packed again in a hurry it may seem not to fit its own bytes.
+        others = [s for s in (cheaper, dropped) if s is not None and s.seconds < best.seconds]
+        return (held.cheapest([best, *others]) or best) if others else best
 
     def quick(self, problem: Problem, stop: Stop) -> Schedule:
         """The best schedule of quick strategies."""

@@ -20,6 +20,9 @@ FIRST_STEP = 0.08
 SMALLEST_STEP = 0.001
 STEP_SHARE = 0.25
 
+# What part of the work that is left then goes into steps from where drops at the peaks have ended.
+LOWER_SHARE = 0.5
+
 
 def least(
     problem: Problem, starts: Sequence[Schedule], stop: Stop, options: SearchOptions
@@ -41,6 +44,26 @@ def least(
     except KeyboardInterrupt:
         stop.end()
     return problem.cheapest([*schedules, *in_one_go]) or schedules[0]
+
+
+def least_of_drops(
+    problem: Problem, best: Schedule, stop: Stop, options: SearchOptions
+) -> tuple[Schedule, Schedule | None]:
+    """``best`` or a schedule of fewer bytes, by way of drops at the peaks; and what these made.
+
+    In blocks, steps down from other schedules may end far above it: what a search finds within an
+    aim then fits with much room to spare, and takes too many seconds.
+    """
+    dropped: Schedule | None = None
+    schedules = [best]
+    try:
+        dropped = problem.cheapest([problem.space.dropped_at_peaks(problem, stop, options)])
+        if dropped is not None and problem.memory.nbytes(dropped) < problem.memory.nbytes(best):
+            schedules.append(dropped)
+            _step_down(problem, schedules, stop.share_of_work(LOWER_SHARE), options)
+    except KeyboardInterrupt:
+        stop.end()
+    return problem.cheapest(schedules) or best, dropped
 
 
 def _step_down(

@@ -60,7 +60,16 @@ def test_a_capacity_is_in_the_name(tmp_path: Path) -> None:
     [
         ("id,lower,upper\nb1,0,3\n", "no column size"),
         (ROWS + "b6,0,three,4\n", "line 7"),
-        (ROWS + "b6,0\n", "line 7"),
+        (ROWS + "b6,0\n", "line 7: 2 cells, but line 1 names 4 columns"),
+        (ROWS + "b6,0,3,4,5\n", "line 7: 5 cells, but line 1 names 4 columns"),
+        (ROWS + "# b6,0,3,4\n", "line 7: comments are no rows"),
+        ("# of a model\n" + ROWS, "line 1: comments name no columns"),
+        ("id,lower,upper,size,size\nb1,0,3,4,5\n", "line 1: two columns are named 'size'"),
+        ("lower,upper,size, alignment\n0,3,4,1\n0,3,4,8\n", "line 3: no placement .* alignment"),
+        (
+            "lower,upper,size,gaps\n0,3,4,\n0,9,4,2-5\n",
+            "line 3: no placement .* gaps, which is '2-5'",
+        ),
         (ROWS + "b6,3,3,4\n", "lower less than its upper"),
         (ROWS + "b6,0,3,0\n", "size must be positive"),
         (ROWS + f"b6,0,{2**61},4\n", r"line 7.*within 2\^61"),
@@ -77,6 +86,13 @@ def test_what_is_no_instance_is_refused(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SystemExit, match=rf"wrong\.csv.*{message}"):
         script.read(path)
+
+
+def test_columns_that_ask_for_nothing_are_read_over(tmp_path: Path, script: ModuleType) -> None:
+    path = tmp_path / "all.csv"
+    rows = "b1,0,3,4,1,,-1\nb2,3,9,4,0,,8\n\nb3,0,9,5,,,\n"
+    path.write_text("id,lower,upper,size,alignment,gaps,hint\n" + rows, encoding="utf-8")
+    assert [array.tolist() for array in script.read(path)] == [[4, 4, 5], [0, 3, 0], [3, 9, 9]]
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, script: ModuleType) -> None:

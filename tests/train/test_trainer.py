@@ -8,7 +8,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 from helpers.blocks import SOFTMAX
 from helpers.planning import NEVER_SECONDS
@@ -107,6 +108,31 @@ def test_batch_size_is_that_of_the_trainer() -> None:
     step = TrainStep(loop.net, SOFTMAX)
     with pytest.raises(ArgumentError, match="given a trainer"):
         step(loop.x, loop.y, batch_size=3)
+
+
+def test_one_of_two_steps_with_a_trainer_that_updates_behind_it_is_told_how_not_to() -> None:
+    """What a loop that calls trainer.step is told would be no help: this one does not call it."""
+    one, other = (nn.Dense(units, prefix=f"{units}_") for units in (3, 2))
+    x, loss = mx.nd.ones((2, 4)), gluon.loss.L2Loss()
+    for net in (one, other):
+        net.initialize()
+        net(x)
+    params = one.collect_params()
+    params.update(other.collect_params())
+    trainer = gluon.Trainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    options = {"trainer": trainer, "strategy": "store_all", "realisation": "packed"}
+    TrainStep(one, loss, ignore_stale_grad=True, **options)(x, mx.nd.ones((2, 3)))
+    before = other.weight.data().asnumpy()
+    with (
+        pytest.warns(UserWarning, match="updated behind the step"),
+        pytest.raises(
+            UsageError, match=r"'3_\w+' has been used up.*give this one ignore_stale_grad"
+        ),
+    ):
+        TrainStep(other, loss, **options)(x, mx.nd.ones((2, 2)))
+    assert np.array_equal(other.weight.data().asnumpy(), before)
+    TrainStep(other, loss, ignore_stale_grad=True, **options)(x, mx.nd.ones((2, 2)))
+    assert not np.array_equal(other.weight.data().asnumpy(), before)
 
 
 def test_gradients_are_gone_and_come_back() -> None:

@@ -31,6 +31,13 @@ Parameter = Any
 # What Trainer.step does, and what a loop may call in its place.
 _METHODS = ("step", "update", "_update", "allreduce_grads", "_allreduce_grads")
 
+# For a TrainStep that updates behind its step, by a trainer with which another one updates within.
+_TO_ONE_OF_SEVERAL = (
+    "That was another TrainStep with the same trainer, and this one updates behind its step: give "
+    "this one ignore_stale_grad=True, with which it may update within, or each of them a trainer "
+    "of its own"
+)
+
 
 class StepTrainer:
     """The ``trainer`` of a TrainStep, if it has one: it updates within the step, or behind it.
@@ -166,8 +173,11 @@ class StepTrainer:
         """
         if self.trainer is not None and not self._is_done:
             self._is_done = True
+            step = self.trainer.step
+            if isinstance(step, _Guard):
+                step.check(_TO_ONE_OF_SEVERAL)
             with autograd.pause():
-                self.trainer.step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
+                step(self._batch_size, ignore_stale_grad=self._ignore_stale_grad)
 
     def prepare(self, trainer: gluon.Trainer) -> None:
         """What ``Trainer.step`` does before the updates, which follow within the step."""
@@ -253,11 +263,14 @@ class _Guard:
     name: str
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
+        self.check("Leave trainer.step out, or give TrainStep no trainer")
+        getattr(type(self.trainer), self.name)(self.trainer, *arguments, **options)
+
+    def check(self, advice: str) -> None:
+        """UsageError, with ``advice`` for who calls the method, where gradients are used up."""
         for p in self.trainer._params:
             if p.grad_req != "null" and p._data is not None and p._grad is None:
                 raise UsageError(
                     f"the gradient of {p.name!r} has been used up: TrainStep(trainer=...) updates "
-                    f"the parameters within the step. Leave trainer.step out, or give TrainStep no "
-                    f"trainer"
+                    f"the parameters within the step. {advice}"
                 )
-        getattr(type(self.trainer), self.name)(self.trainer, *arguments, **options)

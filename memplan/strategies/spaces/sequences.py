@@ -96,6 +96,15 @@ class Sequences(Space):
         evicted, limit = self._evicted(problem, stop, options), problem.budget_nbytes
         return evicted or sliced_schedules(problem.graph, limit, stop, reorder=options.reorder)
 
+    def dropped_at_peaks(
+        self, problem: Problem, stop: Stop, options: SearchOptions
+    ) -> Schedule | None:
+        graph = problem.graph
+        is_begun = not problem.memory.match_ranges and _in_turns(graph, options).graph is graph
+        if is_begun or len(graph.ops) > LARGE:
+            return None
+        return lowest(graph, stop, most_seconds=problem.most_seconds)
+
     def _mirrored(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """Schedules that recompute what mirroring could.
 

@@ -85,6 +85,13 @@ class Space(Protocol):
     def beginnings(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """Schedules that a search may begin with."""
 
+    def dropped_at_peaks(
+        self, problem: Problem, stop: Stop, options: SearchOptions
+    ) -> Schedule | None:
+        """The least live bytes of drops at the peaks, where :meth:`beginnings` has none of it."""
+        del problem, stop, options
+        return None
+
     def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
         """Add to ``facts`` what is quickly proved, and the schedules that come of it."""
 
