@@ -91,7 +91,6 @@ class Auto:
         options = SearchOptions(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            starts = starts or [self.quick(problem, stop)]
             best = self._least(problem, stop, options, starts)
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, options, starts).run()
