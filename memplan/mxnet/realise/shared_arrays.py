@@ -15,7 +15,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.whole_pictures import has_notes_of_any_layout
 from memplan.mxnet.realise.varying_layouts import may_be_own, takes_notes
-from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
+from memplan.mxnet.trace.layouts import (
+    KEEPS_LAYOUT,
+    must_be_in_place,
+    reads_any_layout,
+    writes_in_layout_of_place,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors
 from memplan.mxnet.trace.probe import handovers
@@ -116,8 +121,11 @@ def _are_of_any_layout(noting: Node) -> bool:
 
 
 def rounds_by_layout(node: Node) -> bool:
-    """Does what ``node`` computes, or its layout, depend on the layout of what it reads?"""
-    return node.op in KEEPS_LAYOUT and reads_any_layout(node)
+    """Does what ``node`` computes, or its layout, depend on the layout of what it reads?
+
+    Or whether MXNet can run it, as a softmax of rows that is not written over these.
+    """
+    return (node.op in KEEPS_LAYOUT and reads_any_layout(node)) or must_be_in_place(node)
 
 
 def are_readable(
