@@ -17,6 +17,7 @@ from memplan.mxnet.realise.estimate.whole_pictures import has_notes_of_any_layou
 from memplan.mxnet.realise.varying_layouts import may_be_own, takes_notes
 from memplan.mxnet.trace.layouts import (
     KEEPS_LAYOUT,
+    adds_along_axes,
     must_be_in_place,
     reads_any_layout,
     writes_in_layout_of_place,
@@ -110,7 +111,8 @@ def read_turned(
                 if position[reader] > position[turning]:
                     op, node = graph.ops[reader], nodes[reader]
                     is_over = any(source_of.get(written) == tensor for written in op.outputs)
-                    if rounds_by_layout(node) or (writes_in_layout_of_place(node) and is_over):
+                    counts = rounds_by_layout(node) or adds_along_axes(node)
+                    if counts or (writes_in_layout_of_place(node) and is_over):
                         place = places_of_tensors(node)[op.inputs.index(tensor)]
                         result[reader].append(place)
     return result

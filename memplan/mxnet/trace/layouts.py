@@ -49,6 +49,12 @@ KEEPS_LAYOUT = frozenset(
     _backward_contrib_BatchNormWithReLU _backward_copy""".split()
 )
 
+# Those of them that add up in the layout of what they read, and write in the usual one, but for the
+# softmax of rows (:func:`must_be_in_place`).
+_ALONG_AXES = frozenset(
+    "SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax".split()
+)
+
 # Products of matrices, whose output is in the usual layout whatever they read.
 _USUAL = frozenset({"FullyConnected", "RNN", "batch_dot", "dot"})
 
@@ -79,6 +85,11 @@ def reads_any_layout(node: Node) -> bool:
         return False
     attribute, layouts, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
     return node.attrs.get(attribute, default) in layouts
+
+
+def adds_along_axes(node: Node) -> bool:
+    """Does ``node`` add up in the layout of what it reads, whatever it writes in?"""
+    return node.op in _ALONG_AXES and reads_any_layout(node)
 
 
 def writes_in_layout_of_place(node: Node) -> bool:
