@@ -84,6 +84,11 @@ def _turns(node: Node) -> bool:
     return data is not None and data.dtype == "float32" and len(data.shape) <= _MOST_DIMENSIONS
 
 
+def _leaves_as_it_is(node: Node) -> bool:
+    """Is ``node`` a Reshape that does not turn what it shares?"""
+    return node.op in _TURNING and not _turns(node)
+
+
 def read_turned(
     graph: TrainingGraph,
     nodes: Sequence[Node],
@@ -151,13 +156,18 @@ def are_readable(
 
 
 def in_own_shape(
-    graph: TrainingGraph, source_of: Mapping[int, int], reshaped: Collection[int], tensor: int
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    source_of: Mapping[int, int],
+    reshaped: Collection[int],
+    tensor: int,
 ) -> int | None:
     """The tensor that shares the array of ``tensor``, and has the shape of its layout, if any.
 
-    ``source_of`` and ``reshaped`` are as above.
+    ``source_of`` and ``reshaped`` are as above. A Reshape of more dimensions than it turns leaves
+    its output in the layout of its input, too.
     """
-    while tensor in reshaped:
+    while tensor in reshaped or _leaves_as_it_is(nodes[graph.producer[tensor]]):
         op, source = graph.ops[graph.producer[tensor]], source_of.get(tensor)
         pairs = [(op.inputs[h.input], op.outputs[h.output]) for h in op.handovers if h.alias]
         if source is None or (source, tensor) not in pairs:
