@@ -130,6 +130,17 @@ def must_be_in_place(node: Node) -> bool:
     return is_along_last_axis(node, len(data.shape)) and _may_have_layout_of_convolution(node)
 
 
+def must_not_be_over_convolution(node: Node) -> bool:
+    """Does MXNet fail where ``node`` writes over a layout of a Convolution's, as MXNet lets it?
+
+    So may a cumsum without an axis, whose output has another shape than the layout is for.
+    """
+    data = node.infos.inputs[0] if node.op == "_np_cumsum" else None
+    if data is None or len(data.shape) < 2 or node.attrs.get("axis", "None") != "None":
+        return False
+    return _may_have_layout_of_convolution(node)
+
+
 def _may_have_layout_of_convolution(node: Node) -> bool:
     """May what ``node`` reads be in the layout of a Convolution's output?
 
