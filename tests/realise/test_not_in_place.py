@@ -1,7 +1,7 @@
 """Ops that must not write over what they read, as MXNet lets them.
 
-They are np.ediff1d of one number more and np.diff with n=0. MXNet's own training step does so only
-where no backward op reads their input.
+They are np.ediff1d of one number more, np.diff with n=0, and a flat cumsum of pictures. MXNet's own
+training step does so only where no backward op reads their input.
 """
 
 from __future__ import annotations
@@ -116,3 +116,25 @@ def test_no_difference_at_all_in_explicit_steps() -> None:
                 shapes={},
                 realisation="explicit",
             )
+
+
+def test_a_flat_sum_of_pictures_is_not_written_over_their_layout() -> None:
+    """That is not for one dimension: MXNet can write it nowhere, should a plan have it die there.
+
+    It keeps what the ReLU leaves for the backward op of that, which may read a copy.
+    """
+    data = mx.sym.Convolution(V("data"), num_filter=16, kernel=(3, 3), pad=(1, 1), name="conv")
+    data = mx.sym.Activation(data, act_type="relu", name="relu")
+    total = mx.sym.reshape(mx.sym.cumsum(data), shape=(4, 16, 6, 6))
+    waves = mx.sym.SwapAxis(mx.sym.sin(mx.sym.SwapAxis(total, dim1=0, dim2=1)), dim1=0, dim2=1)
+    symbol, shapes = mx.sym.MakeLoss(mx.sym.square(mx.sym.sin(waves))), {"data": (4, 16, 6, 6)}
+    traced = trace(symbol, shapes=shapes)
+    expected = training_run(symbol, traced)
+    flags = flaggable(traced.graph)
+    assert_mirrored_is(expected, traced, (*(frozenset({op}) for op in flags), frozenset(flags)))
+    for realisation in ("explicit", "packed"):
+        again = trace(symbol, shapes=shapes, realisation=realisation)
+        repeated = {op.name for op in again.graph.ops if op.recomputable}
+        assert ("relu" in repeated) is (realisation == "packed")
+        for schedule in (with_all_repeated(again), random_schedule(again.graph, 1, repeated=0.9)):
+            assert not differing(expected, scheduled_run(again, schedule))

@@ -200,6 +200,18 @@ def test_inference_keeps_what_has_more_dimensions_than_mxnet_slices() -> None:
     assert not differing(expected, inferred(planned, network, 4))
 
 
+@pytest.mark.parametrize("realisation", ["packed", "explicit"])
+def test_what_is_kept_of_volumes_may_have_been_flattened(realisation: str) -> None:
+    """A Flatten of more than four dimensions leaves the layout of the convolution's output."""
+    volumes = mx.sym.reshape(mx.sym.Variable("data"), shape=(0, 0, 4, 4, 4))
+    volumes = mx.sym.Convolution(volumes, num_filter=16, kernel=(3, 3, 3), pad=(1, 1, 1))
+    rows = mx.sym.clip(mx.sym.Flatten(volumes), -1, 1)
+    loss = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(rows, num_hidden=10), name="softmax")
+    network = mx.sym.Group([loss, mx.sym.BlockGrad(rows)]), {"data": (4, 3, 8, 8)}
+    expected = inferred(mx.mod.Module, network, 4)
+    assert not differing(expected, inferred(planned, network, 4, realisation=realisation))
+
+
 def test_a_monitor_sees_what_it_sees_in_mxnet() -> None:
     net, shapes = gated_net()
     seen = []

@@ -80,7 +80,7 @@ def kept_in_training(
     _, reshaped = own_layouts(graph, nodes, stock_order, source_of, turned)
     order = [index for index in stock_order if index < graph.nforward]
     for index, tensors in _beside(graph, nodes, order, source_of).items():
-        kept[index] = {t: in_own_shape(graph, source_of, reshaped, t) for t in tensors}
+        kept[index] = {t: in_own_shape(graph, nodes, source_of, reshaped, t) for t in tensors}
     return kept
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import mxnet as mx
 
@@ -13,10 +13,12 @@ from memplan.mxnet.realise.lowering import Lowered
 from memplan.mxnet.realise.packed_arrays import Layouts, Overwritten
 from memplan.mxnet.realise.packed_rules import needs_state
 from memplan.mxnet.realise.shared_arrays import between_shapes, read_turned, rounds_by_layout
+from memplan.mxnet.realise.varying_layouts import may_be_own
 from memplan.mxnet.realise.viewed_arrays import turned_inputs
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn, onednn_is_enabled
 from memplan.mxnet.trace.layouts import must_be_in_place
+from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_gradient_of_slopes, places_of_tensors
 from memplan.step.graph import TrainingGraph
 
@@ -64,8 +66,24 @@ def in_layouts_of_unplanned(trace: Trace, lowered: Lowered, ctx: mx.Context) -> 
         for index, places in wanted.items():
             if lowered.index_of[nodes[index]] not in others:
                 turned[index] = sorted({*turned.get(index, ()), *places})
+        in_place |= _over_copies(graph, nodes, lowered, {*turned})
     by_op = {lowered.index_of[nodes[index]]: places for index, places in turned.items()}
     return Layouts(in_place, by_op)
+
+
+def _over_copies(
+    graph: TrainingGraph, nodes: Sequence[Node], lowered: Lowered, turned: Set[int]
+) -> dict[tuple[int, int], Overwritten]:
+    """What is to be written over what it reads, or a copy of that, though it is not unplanned.
+
+    As a Reshape turns the array there before, and here does not: it is none of the ``turned``.
+    """
+    own = may_be_own(graph, nodes)
+    return {
+        (lowered.index_of[node], 0): Overwritten(node.inputs[0], is_needed=True)
+        for index, (op, node) in enumerate(zip(graph.ops, nodes, strict=True))
+        if must_be_in_place(node) and index not in turned and not own.isdisjoint(op.inputs)
+    }
 
 
 def _read_as_they_are(lowered: Lowered, turned: Mapping[int, Sequence[int]]) -> set[int]:

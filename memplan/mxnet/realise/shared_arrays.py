@@ -15,7 +15,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from memplan.mxnet.realise.estimate.whole_pictures import has_notes_of_any_layout
 from memplan.mxnet.realise.varying_layouts import may_be_own, takes_notes
-from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout, writes_in_layout_of_place
+from memplan.mxnet.trace.layouts import (
+    KEEPS_LAYOUT,
+    adds_along_axes,
+    must_be_in_place,
+    reads_any_layout,
+    writes_in_layout_of_place,
+)
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS, places_of_tensors
 from memplan.mxnet.trace.probe import handovers
@@ -78,6 +84,11 @@ def _turns(node: Node) -> bool:
     return data is not None and data.dtype == "float32" and len(data.shape) <= _MOST_DIMENSIONS
 
 
+def _leaves_as_it_is(node: Node) -> bool:
+    """Is ``node`` a Reshape that does not turn what it shares?"""
+    return node.op in _TURNING and not _turns(node)
+
+
 def read_turned(
     graph: TrainingGraph,
     nodes: Sequence[Node],
@@ -105,7 +116,8 @@ def read_turned(
                 if position[reader] > position[turning]:
                     op, node = graph.ops[reader], nodes[reader]
                     is_over = any(source_of.get(written) == tensor for written in op.outputs)
-                    if rounds_by_layout(node) or (writes_in_layout_of_place(node) and is_over):
+                    counts = rounds_by_layout(node) or adds_along_axes(node)
+                    if counts or (writes_in_layout_of_place(node) and is_over):
                         place = places_of_tensors(node)[op.inputs.index(tensor)]
                         result[reader].append(place)
     return result
@@ -116,8 +128,11 @@ def _are_of_any_layout(noting: Node) -> bool:
 
 
 def rounds_by_layout(node: Node) -> bool:
-    """Does what ``node`` computes, or its layout, depend on the layout of what it reads?"""
-    return node.op in KEEPS_LAYOUT and reads_any_layout(node)
+    """Does what ``node`` computes, or its layout, depend on the layout of what it reads?
+
+    Or whether MXNet can run it, as a softmax of rows that is not written over these.
+    """
+    return (node.op in KEEPS_LAYOUT and reads_any_layout(node)) or must_be_in_place(node)
 
 
 def are_readable(
@@ -141,13 +156,18 @@ def are_readable(
 
 
 def in_own_shape(
-    graph: TrainingGraph, source_of: Mapping[int, int], reshaped: Collection[int], tensor: int
+    graph: TrainingGraph,
+    nodes: Sequence[Node],
+    source_of: Mapping[int, int],
+    reshaped: Collection[int],
+    tensor: int,
 ) -> int | None:
     """The tensor that shares the array of ``tensor``, and has the shape of its layout, if any.
 
-    ``source_of`` and ``reshaped`` are as above.
+    ``source_of`` and ``reshaped`` are as above. A Reshape of more dimensions than it turns leaves
+    its output in the layout of its input, too.
     """
-    while tensor in reshaped:
+    while tensor in reshaped or _leaves_as_it_is(nodes[graph.producer[tensor]]):
         op, source = graph.ops[graph.producer[tensor]], source_of.get(tensor)
         pairs = [(op.inputs[h.input], op.outputs[h.output]) for h in op.handovers if h.alias]
         if source is None or (source, tensor) not in pairs:

@@ -20,7 +20,7 @@ from memplan.mxnet.realise.varying_layouts import (
     varying_layouts,
     with_ops_once,
 )
-from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, reads_any_layout
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, adds_along_axes, reads_any_layout
 from memplan.mxnet.trace.nnvm import Node
 from memplan.step.graph import TrainingGraph
 
@@ -29,11 +29,6 @@ from memplan.step.graph import TrainingGraph
 _ELEMENTWISE = {SUM}.union(
     """Activation LeakyReLU _copy amp_cast _backward_Activation _backward_LeakyReLU _backward_add
     _backward_amp_cast _backward_copy""".split()
-)
-
-# Those of oneDNN's that add up in the layout of what they read, and write in the usual one.
-_ALONG_AXES = frozenset(
-    "SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax".split()
 )
 
 
@@ -135,7 +130,7 @@ class _Readers:
             if not reads_any_layout(node) or kind in _ELEMENTWISE or is_sum_of_two:
                 for written in self._handed_on(op, read):
                     pairs += [(reader, written) for reader in self.graph.readers[written]]
-            elif kind in KEEPS_LAYOUT or kind in _ALONG_AXES:
+            elif kind in KEEPS_LAYOUT or adds_along_axes(node):
                 return True
         return False
 

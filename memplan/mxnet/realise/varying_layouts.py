@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memplan.errors import TraceError
 from memplan.mxnet.realise.estimate.layout_rules import SUM
-from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, writes_in_layout_of_place
+from memplan.mxnet.trace.layouts import KEEPS_LAYOUT, must_be_in_place, writes_in_layout_of_place
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import is_gradient_of_slopes
 from memplan.step.graph import Op, TrainingGraph
@@ -142,6 +142,9 @@ def _layouts(graph: TrainingGraph, nodes: Sequence[Node]) -> tuple[set[int], set
                     own.add(written)
                 if source in own and (source in varying or not _is_written_over(graph, op, source)):
                     varying.add(written)
+        elif must_be_in_place(node):
+            own.update(op.outputs if own & {*op.inputs} else ())
+            varying.update(op.outputs if varying & {*op.inputs} else ())
         elif node.op in KEEPS_LAYOUT and (node.op == "_backward_Pooling" or own & {*op.inputs}):
             own.update(op.outputs)
             if _varies(op, node, own, varying):

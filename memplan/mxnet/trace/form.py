@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import mxnet as mx
 
-from memplan.mxnet.trace.layouts import must_be_in_place
+from memplan.mxnet.trace.layouts import must_be_in_place, must_not_be_over_convolution
 from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
 from memplan.mxnet.trace.operators import (
     may_be_mirrored,
@@ -44,14 +44,15 @@ def run_once_by_executor(order: Sequence[Node]) -> set[Node]:
 
     The backward op of an np.diff reads nothing of the forward pass. So nothing before the np.diff
     is computed again: then what lives for other readers, in one storage with the input after a
-    Reshape, does so as without a plan.
+    Reshape, does so as without a plan. So it is with a cumsum of all that a convolution leaves.
     """
     result = set()
     for node in order:
         if must_not_be_in_place(node):
             result |= {node, node.inputs[0][0]}
-            if node.op == "_npi_diff":
-                result.update(depth_first([(node, 0)]))
+        is_diff = must_not_be_in_place(node) and node.op == "_npi_diff"
+        if is_diff or must_not_be_over_convolution(node):
+            result.update(depth_first([(node, 0)]))
     return result
 
 

@@ -49,6 +49,12 @@ KEEPS_LAYOUT = frozenset(
     _backward_contrib_BatchNormWithReLU _backward_copy""".split()
 )
 
+# Those of them that add up in the layout of what they read, and write in the usual one, but for the
+# softmax of rows (:func:`must_be_in_place`).
+_ALONG_AXES = frozenset(
+    "SoftmaxOutput _backward_log_softmax _backward_softmax log_softmax softmax".split()
+)
+
 # Products of matrices, whose output is in the usual layout whatever they read.
 _USUAL = frozenset({"FullyConnected", "RNN", "batch_dot", "dot"})
 
@@ -79,6 +85,11 @@ def reads_any_layout(node: Node) -> bool:
         return False
     attribute, layouts, default = _ONEDNN_ATTRS.get(name, ("", ("",), ""))
     return node.attrs.get(attribute, default) in layouts
+
+
+def adds_along_axes(node: Node) -> bool:
+    """Does ``node`` add up in the layout of what it reads, whatever it writes in?"""
+    return node.op in _ALONG_AXES and reads_any_layout(node)
 
 
 def writes_in_layout_of_place(node: Node) -> bool:
@@ -117,6 +128,17 @@ def must_be_in_place(node: Node) -> bool:
     if data is None or len(data.shape) < 3 or not reads_any_layout(node):
         return False
     return is_along_last_axis(node, len(data.shape)) and _may_have_layout_of_convolution(node)
+
+
+def must_not_be_over_convolution(node: Node) -> bool:
+    """Does MXNet fail where ``node`` writes over a layout of a Convolution's, as MXNet lets it?
+
+    So may a cumsum without an axis, whose output has another shape than the layout is for.
+    """
+    data = node.infos.inputs[0] if node.op == "_np_cumsum" else None
+    if data is None or len(data.shape) < 2 or node.attrs.get("axis", "None") != "None":
+        return False
+    return _may_have_layout_of_convolution(node)
 
 
 def _may_have_layout_of_convolution(node: Node) -> bool:

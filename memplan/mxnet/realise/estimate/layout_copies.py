@@ -30,6 +30,7 @@ from memplan.mxnet.trace.environment import onednn_is_enabled
 from memplan.mxnet.trace.layouts import (
     KEEPS_LAYOUT,
     is_of_views,
+    must_be_in_place,
     reads_any_layout,
     writes_in_layout_of_place,
 )
@@ -164,8 +165,8 @@ class _Layouts:
                 self.own.pop(op.inputs[place], None)
         if leaves_own:
             self.own[op.outputs[0]] = self._layout(index, own)
-        elif self.source_of is not None and writes_in_layout_of_place(self.nodes[index]):
-            # The gradient of a dense layer's data. Estimates of memory were set without that.
+        elif self.source_of is not None and _has_layout_of_place(self.nodes[index]):
+            # Estimates of memory were set without that.
             source = in_place.get(op.outputs[0])
             if source in self.own:
                 self.own[op.outputs[0]] = self.own[source]
@@ -268,6 +269,11 @@ class _Layouts:
 
     def _nbytes(self, tensors: Sequence[int]) -> int:
         return sum(map(self._size, tensors))
+
+
+def _has_layout_of_place(node: Node) -> bool:
+    """Is ``node`` the gradient of a dense layer's data, or a softmax of the rows of pictures?"""
+    return writes_in_layout_of_place(node) or must_be_in_place(node)
 
 
 def _copies_beside(node: Node) -> bool:
