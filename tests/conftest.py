@@ -64,6 +64,12 @@ def _searches_have_the_time_they_need() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _onednn_is_enabled() -> None:
+    """MXNet asks the environment once in a process: what it finds is no test's setting."""
+    mx.nd.FullyConnected(mx.nd.ones((2, 2)), mx.nd.ones((2, 2)), num_hidden=2, no_bias=True)
+
+
 @pytest.fixture(autouse=True)
 def _names_begin_anew() -> Iterator[None]:
     """MXNet counts the names that it gives; a test sees the same ones in any order of tests."""
