@@ -98,7 +98,7 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     # MXNet replaces the state of a parameter in its dictionary, and a script may.
     states = {index: tuple(map(id, leaves(state))) for index, state in updater.states.items()}
     inputs = {"optimizer": optimizer, "states": states, "lr_scheduler": scheduler}
-    inputs |= {name: v for name, v in settings(vars(optimizer)).items() if name not in _OWN}
+    inputs |= settings({name: v for name, v in vars(optimizer).items() if name not in _OWN})
     inputs |= {
         f"lr_scheduler.{name}": value
         for name, value in settings(getattr(scheduler, "__dict__", {})).items()
