@@ -42,9 +42,9 @@ FAR_OVERHEAD, SLICED_SHARE = 0.3, 0.3
 # often, each time in fewer of them by half of what is over, at least by this share. Set on the
 # first of these LSTMs, at 30% of the step: in 0.995 of the budget it costs 11 points more, which is
 # still 6 less than what is mended. What was found before, if it is cheaper, is mended beside what
-# fits then, which gains on two stacked hourglasses with six losses, at 30% of the step. With a third
-# of this share all races of neural Turing machines, at half of the step, ended too large by a tenth
-# to half of a percent, which left what stood before: two or three times the overhead.
+# fits then, which gains on two stacked hourglasses with six losses, at 30% of the step. With a
+# third of this share all races of neural Turing machines, at half of the step, ended too large by a
+# tenth to half of a percent, which left what stood before: two or three times the overhead.
 RACES, LEAST_FALL = 4, 0.006
 
 

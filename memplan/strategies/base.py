@@ -144,29 +144,36 @@ class Problem:
         """The outcome of a strategy that makes these schedules, and proves nothing.
 
         Each is counted as soon as it is made: where time is up, or an interrupt comes, it is the
-        best so far.
+        best of those that were counted.
         """
         if (unplanned := self.unplanned()) is not None:
             return unplanned
         stop = self.stop(None)
         best: Schedule | None = None
+        figures = (math.inf, math.inf)
         try:
             for number, schedule in enumerate(schedules):
                 if number and stop.is_over():  # after the last one nothing is left out
                     break
-                best = self._better(best, schedule)
+                if schedule is not None and (better := self._figures(schedule, figures)) < figures:
+                    best, figures = schedule, better
         except KeyboardInterrupt:
             if best is None:
                 raise
             stop.end()
         return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
 
-    def _better(self, best: Schedule | None, other: Schedule | None) -> Schedule | None:
-        """What :meth:`cheapest` takes of two, of which ``best`` was taken before."""
-        if best is None or other is None or self.budget_nbytes is None:
-            return self.cheapest([best, other])
-        # The best one is known to fit: it is not packed again.
-        return (other.seconds < best.seconds and self.cheapest([other])) or best
+    def _figures(self, schedule: Schedule, best: tuple[float, float]) -> tuple[float, float]:
+        """By what :meth:`cheapest` chooses; no better ones than ``best`` where these are no better.
+
+        Bytes and seconds; within a budget seconds alone. What cannot be better is not counted.
+        """
+        if self.budget_nbytes is not None:
+            is_better = schedule.seconds < best[1] and self.cheapest([schedule]) is not None
+            return (0.0, schedule.seconds) if is_better else best
+        if schedule.seconds > self.most_seconds or self.memory.at_least(schedule) > best[0]:
+            return best
+        return self.memory.nbytes(schedule), schedule.seconds
 
     def unplanned(self) -> Outcome | None:
         """The step without a plan if that fits, which is optimal; else None."""

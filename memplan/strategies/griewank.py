@@ -35,10 +35,10 @@ class Griewank(OneOf):
         check_options(self)
 
     def candidates(self, problem: Problem) -> Iterator[Schedule]:
-        """The schedule of every number of slots."""
+        """The schedule of every number of slots, the cheapest first."""
         graph = problem.graph
         points = problem.points(linear=self.linear)
-        for slots in range(1, min(self.max_slots, max(1, len(points))) + 1):
+        for slots in range(min(self.max_slots, max(1, len(points))), 0, -1):
             yield _revolve(graph, points, slots)
 
 
