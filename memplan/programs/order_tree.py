@@ -112,7 +112,7 @@ class OrderTree:
         self.largest = sorted(range(len(graph.ops)), key=lambda t: -working_nbytes[t])
         # By how much each op that was looked at raised a relaxation last: mostly less at each leaf.
         self.gains: dict[int, float] = dict.fromkeys(options.candidates, math.inf)
-        # In how many places it was looked at, at most, if in several.
+        # In how many places each was looked at, at most, if in several.
         self.nplaces: dict[int, int] = {}
         self.numbers = count()
         nothing = Bound(graph.seconds, (), ())
@@ -171,6 +171,7 @@ class OrderTree:
             else:  # in every one of its places
                 best, highest = children, self._rank(gain, orders)
             self.gains[t] = gain
+            self.nplaces[t] = max(len(orders), self.nplaces.get(t, 1))
         return best
 
     def _look_again(self, ops: tuple[int, ...]) -> None:
@@ -180,9 +181,8 @@ class OrderTree:
         its places, beside one that it does not.
         """
         for t in self.gains.keys() - ops:
-            nplaces = len(self._orders(ops, t))
-            if nplaces > self.nplaces.get(t, 1):
-                self.gains[t], self.nplaces[t] = math.inf, nplaces
+            if len(self._orders(ops, t)) > self.nplaces.get(t, 1):
+                self.gains[t] = math.inf
 
     def _over(self, stages: Sequence[Sequence[int]]) -> set[int]:
         """The ops whose first runs are over the budget."""

@@ -101,9 +101,10 @@ class Auto:
         """That of least memory, made cheaper in the bytes that it has."""
         starts = starts or [self.quick(problem, stop)]
         best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
+        improving = stop.with_work(stop.work_left)  # drops that gain nothing take none of it
         best, dropped = least_of_drops(problem, best, stop, options)
         held = problem.within(problem.memory.nbytes(best))
-        cheaper = None if stop.is_over() else held.space.improve(held, best, stop, options)
+        cheaper = None if stop.is_over() else held.space.improve(held, best, improving, options)
         # Where the best is packed again in a hurry it may seem not to fit its own bytes.
         others = [s for s in (cheaper, dropped) if s is not None and s.seconds < best.seconds]
         return (held.cheapest([best, *others]) or best) if others else best
