@@ -28,6 +28,7 @@ from helpers.training_runs import (
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.realise import kept_bundles, packed_memory
 from memplan.mxnet.realise.engine import Handles
+from memplan.mxnet.realise.engine import bundle as hand_over_in_bundles_of
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.kept_bundles import Bundle
 from memplan.mxnet.realise.lowering import lower
@@ -198,6 +199,37 @@ def test_few_kept_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -
     for handed_over in range(1, 20):
         memory.bundled(bundle)
         assert number[0] >= handed_over, "the engine has more bundles"
+
+
+def test_few_steps_are_with_the_engine() -> None:
+    """It holds the batch that a step is to copy, however few the bundles of a step are."""
+    memory, array = PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
+    memory.prepare()
+    bundle = Bundle(adding(array, 1))
+    memory.bundled(bundle)
+    assert bundle.operation is not None
+    array.wait_to_read()
+    number = ctypes.cast(address_of(array), ctypes.POINTER(ctypes.c_float))
+    for nsteps in range(1, 40):
+        memory.begin([])
+        memory.bundled(bundle)
+        assert number[0] >= nsteps - 4, "the engine has more steps"
+
+
+def test_what_is_not_understood_is_not_kept() -> None:
+    memory, array = PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1,))
+    memory.prepare()
+    one = Bundle(adding(array, 1))
+    hand_over_in_bundles_of(9)
+    try:
+        memory._fence()
+        one.calls[0]()
+        one.keep(memory._thread, [memory._fence], 8)
+        assert one.operation is None
+        one.keep(memory._thread, [memory._fence], 9)
+        assert one.operation is not None
+    finally:
+        hand_over_in_bundles_of(0)
 
 
 def test_the_engine_may_have_a_bundle_several_times() -> None:

@@ -107,7 +107,7 @@ def partial_call(
 
 def is_direct(function: Any) -> bool:
     """Does the ``function`` of a call go past the C API?"""
-    return function is _invoke_with or function is _INVOKE is not None
+    return _INVOKE is not None and function in (_INVOKE, _invoke_with)
 
 
 def may_be_direct(op: str, outputs: Handles) -> bool:

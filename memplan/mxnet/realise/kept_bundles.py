@@ -13,6 +13,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import mxnet as mx
+
 from memplan.mxnet.realise.engine import Context, Vector, as_vector, engine, hidden_function
 from memplan.mxnet.realise.imperative import AnyCall
 
@@ -35,10 +37,25 @@ _PUSH = hidden_function(
     "teEEENS_7ContextERKSt6vectorIPNS0_3VarESaISA_EESE_NS_10FnPropertyEiPKcb"
 )
 _ARE_THERE = None not in (_STATUS, _RUN, _MANAGE, _PUSH)
+_MANAGER, _INVOKER = (
+    ctypes.cast(function, ctypes.c_void_p).value if function is not None else 0
+    for function in (_MANAGE, _RUN)
+)
 
 _COPY, _DESTROY = ctypes.c_int(2), ctypes.c_int(3)  # _Manager_operation
 _NAME = ctypes.c_char_p(b"ImperativeBulk")  # as the profiler shows the bundles of all others
 _ZERO = ctypes.c_int(0)
+_CPU = (mx.cpu(0).device_typeid, 0)
+
+
+class _Function(ctypes.Structure):
+    """A std::function of libstdc++."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p * 2),
+        ("manager", ctypes.c_void_p),
+        ("invoker", ctypes.c_void_p),
+    )
 
 
 class _Status(ctypes.Structure):
@@ -71,16 +88,19 @@ class Bundle:
         self.calls = calls
         self.operation: Operation | None = None
 
-    def keep(self, place: int, marks: Sequence[Any]) -> None:
+    def keep(self, place: int, marks: Sequence[Any], size: int) -> None:
         """Keep what this thread has in a bundle, at ``place``: ``marks``, and then all the calls.
 
         But not calls that would do something else if they were made anew, nor where MXNet has cut
-        the bundle, as where an array was freed meanwhile.
+        the bundle, as where an array was freed meanwhile. Where it notes another ``size`` than it
+        was told, or another device than the CPU, what is there is not understood.
         """
         counts = [call.noperations for call in self.calls]
         if place and all(counts):
             status = _Status.from_address(place)
-            if status.count == len(marks) + sum(counts):
+            device = (status.ctx.dev_type, status.ctx.dev_id)
+            is_understood = status.size == size and device == _CPU
+            if is_understood and status.count == len(marks) + sum(counts):
                 self.operation = Operation(status, place, marks)
 
 
@@ -95,8 +115,7 @@ class Operation:
 
     def __init__(self, status: _Status, place: int, marks: Sequence[Any]) -> None:
         self.place, self.marks = place, marks
-        # A std::function: two words of data, what manages them, and what runs it.
-        self._function, self._kept = (ctypes.c_uint64 * 4)(), ctypes.c_uint64()
+        self._function, self._kept = _Function(), ctypes.c_uint64()
         self._copy = ctypes.byref(self._function), ctypes.byref(self._kept), _COPY
         source = ctypes.c_uint64(ctypes.addressof(status) + _Status.functions.offset)
         _MANAGE(self._copy[1], ctypes.byref(source), _COPY)
@@ -117,23 +136,17 @@ class Operation:
     def __call__(self) -> None:
         """Hand it to the engine."""
         function = self._function
-        if not function[2]:  # else Ctrl-C came before the last copy was handed over
+        if not function.manager:  # else Ctrl-C came before the last copy was handed over
             _MANAGE(*self._copy)
-            function[3] = _ADDRESSES[1]
-            function[2] = _ADDRESSES[0]
+            function.invoker = _INVOKER
+            function.manager = _MANAGER
         _PUSH(*self._arguments)
 
     def __del__(self, manage: Any = _MANAGE, destroy: Any = _DESTROY) -> None:
         function, kept, _ = self._copy
         manage(kept, kept, destroy)
-        if self._function[2]:
+        if self._function.manager:
             manage(function, function, destroy)
-
-
-_ADDRESSES = [
-    ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
-    for function in (_MANAGE, _RUN)
-]
 
 
 def _variables(vector: Vector) -> set[int]:

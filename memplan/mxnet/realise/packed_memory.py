@@ -29,8 +29,9 @@ NDArray = Any
 # several thousand would be handed over before the first hundred have run.
 WAITING = 16
 
-# So many of those that are kept count as one: of them the engine holds the variables alone.
-KEPT = 32
+# A kept one counts as this part of one, for of it the engine holds the variables alone. A step
+# counts as further ones: until the engine has copied a batch into a step's arrays, it holds that.
+KEPT, STEP = 1 / 32, WAITING / 4
 
 
 class PackedMemory:
@@ -60,7 +61,7 @@ class PackedMemory:
         # written again: whoever is woken then makes ready several bundles.
         ends = [mx.nd.zeros((1,), ctx) for _ in range(2)]
         self._ends = deque((array, Marker([], [self.fence, array], ctx)) for array in ends)
-        self._nbundles = self._nkept = 0
+        self._nbundles = 0.0  # since then
         self.workspace = OneWorkspace(ctx)
         self._thread = 0
 
@@ -89,6 +90,7 @@ class PackedMemory:
         They go to the engine with the first calls: to wake its thread takes long.
         """
         self._first, self._left = (*self._first, *self._left), left
+        self._nbundles += STEP
 
     def prepare(self) -> None:
         """Before calls are made in this thread."""
@@ -100,26 +102,27 @@ class PackedMemory:
         marks, self._first = self._first, ()
         return marks
 
-    def bundled(self, bundle: Bundle) -> None:
-        """Hand a ``bundle`` to the engine, in turn: as it was kept, or its calls.
+    def bundled(self, calls: Bundle) -> None:
+        """Hand a bundle of ``calls`` to the engine, in turn: as it was kept, or the calls.
 
         It is kept for this thread, and what it is to begin with.
         """
-        kept = bundle.operation
+        kept = calls.operation
         if kept is None or kept.place != self._thread or kept.marks != (*self._first, self._fence):
-            self.in_turn(bundle.calls, bundle)
+            self.in_turn(calls.calls, calls)
             return
-        self._first = ()
         kept()
-        self._nkept += 1
-        if self._nkept % KEPT == 0:
-            self._end()()
+        self._first = ()
+        end = self._end(KEPT)
+        if end is not self._fence:
+            end()
 
-    def _end(self) -> Marker:
-        """What the next bundle ends with. This waits while :data:`WAITING` have not run."""
-        self._nbundles += 1
-        if self._nbundles % (WAITING // 2):
+    def _end(self, nbundles: float = 1.0) -> Marker:
+        """What these ``nbundles`` end with. This waits while :data:`WAITING` have not run."""
+        self._nbundles += nbundles
+        if self._nbundles < WAITING / 2:
             return self._fence
+        self._nbundles = 0.0
         array, end = self._ends[0]
         self._ends.rotate()
         wait_to_read(array)
@@ -135,7 +138,8 @@ class PackedMemory:
         """
         end = self._end()
         marks = (*self._taken(), self._fence)
-        bundle(2 * len(calls) + len(marks) + 1)
+        size = 2 * len(calls) + len(marks) + 1
+        bundle(size)
         try:
             for mark in marks:
                 mark()
@@ -144,7 +148,7 @@ class PackedMemory:
                 if call.frees:
                     self._fence()
             if kept_in is not None:
-                kept_in.keep(self._thread, marks)
+                kept_in.keep(self._thread, marks, size)
             end()
         finally:
             bundle(0)

@@ -263,7 +263,7 @@ def _outside(
 def _bundles(calls: Iterable[AnyCall]) -> list[Bundle]:
     """``calls`` in the bundles in which the engine gets them; some stand alone.
 
-    No bundle that may be kept has calls that keep it from that.
+    No bundle that may be kept has calls that keep it from that, as far as is known by now.
     """
     result: list[Bundle] = []
     for (apart, _), group in groupby(calls, key=lambda call: (call.is_alone, call.may_be_direct)):
