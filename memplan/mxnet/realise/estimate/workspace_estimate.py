@@ -52,7 +52,7 @@ from memplan.mxnet.realise.estimate.openmp import threads
 from memplan.mxnet.realise.estimate.operator_space import is_known, label_nbytes, space_nbytes
 from memplan.mxnet.realise.estimate.pooling_scratchpads import pooling_scratchpads
 from memplan.mxnet.realise.estimate.processor import has_avx512
-from memplan.mxnet.realise.estimate.recurrent_workspace import nbytes_kept, nbytes_moved
+from memplan.mxnet.realise.estimate.recurrent_workspace import all_nbytes_moved, nbytes_kept
 from memplan.mxnet.realise.estimate.scratchpads import largest_columns_nbytes, scratchpads
 from memplan.mxnet.trace.layouts import reads_any_layout
 from memplan.mxnet.trace.nnvm import Node, total_nbytes
@@ -234,8 +234,7 @@ def packed_nbytes(
     again = quarters * second // 4 + min(kept // 2, uncounted_nbytes(nodes, PACKED_CALL_NBYTES))
     for_copies = space + kept + max(largest // 2, again)
     of_others = max(7 * largest_nbytes(nodes) // 4, max(map(space_nbytes, nodes), default=0))
-    nbytes = for_copies + of_others + _kept_nbytes(nodes)
-    nbytes += sum(nbytes_moved(node) for node in nodes if node.op == "RNN")
+    nbytes = for_copies + of_others + _kept_nbytes(nodes) + all_nbytes_moved(nodes)
     nbytes += scratchpads(graph, nodes, all_copies.layouts)
     nbytes += pooling_scratchpads(nodes, all_copies.layouts)
     nbytes += _of_dense_layers(nodes, WITHOUT_HOLES) + _of_threads(nodes)
