@@ -27,6 +27,10 @@ NOT_COUNTED = "not counted"
 # activations: but for those that are added up, or sparse, there are no others.
 FIXED, FIXED_WITHOUT_GRADIENTS = "arguments and gradients", "arguments and other gradients"
 
+GRADIENTS_AMONG_ACTIVATIONS = (
+    "Gradients of the planned step count among activations, but for added and sparse ones."
+)
+
 # What is said of a plan whose search ended early.
 CUT = ", cut by the clock or Ctrl-C"
 
@@ -254,7 +258,7 @@ class Plan:
             "",
             f"{recomputed} of {self.schedule.graph.nforward} forward ops are recomputed"
             f"{f'; {self._proof()}' if recomputed else ''}.",
-            *(["Gradients that lie among activations are counted there."] if is_whole else []),
+            *([GRADIENTS_AMONG_ACTIVATIONS] if is_whole else []),
             *(["Parameters are updated within the step."] if self.trace.form.updates else []),
             f"{self.realisation}, strategy {self.strategy}, costs {self.costs}, "
             f"planned in {self.planning_seconds:.1f} s{CUT * self.cut_by_clock}",

@@ -190,7 +190,7 @@ def test_gradients_that_are_activations_are_no_others(realisation: str) -> None:
     assert f"Beside activations: {gradients} " in plan.explain()
     assert re.search(rf"\n{gradients}  ", str(plan))
     assert f"<td>{gradients}</td>" in plan.report_html()
-    assert ("among activations are counted there" in str(plan)) == (not mirrored)
+    assert ("step count among activations, but" in str(plan)) == (not mirrored)
     text = "Arguments, gradients and states take"
     if not mirrored:
         text = "Arguments, states and gradients that are no activations take"
