@@ -165,12 +165,12 @@ def in_own_shape(
     """The tensor that shares the array of ``tensor``, and has the shape of its layout, if any.
 
     ``source_of`` and ``reshaped`` are as above. A Reshape of more dimensions than it turns leaves
-    its output in the layout of its input, too.
+    its output in the layout of its input, too, if it does not copy that.
     """
     while tensor in reshaped or _leaves_as_it_is(nodes[graph.producer[tensor]]):
         op, source = graph.ops[graph.producer[tensor]], source_of.get(tensor)
         pairs = [(op.inputs[h.input], op.outputs[h.output]) for h in op.handovers if h.alias]
         if source is None or (source, tensor) not in pairs:
-            return None
+            return None if tensor in reshaped else tensor
         tensor = source
     return tensor
