@@ -12,6 +12,7 @@ import pytest
 
 from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
+from memplan.mxnet.realise.shared_arrays import in_own_shape
 from memplan.mxnet.trace.build import Trace
 from memplan.planning.realisation import trace
 from memplan.step.schedule import Schedule
@@ -132,3 +133,18 @@ def test_what_others_read_before_it_is_turned_they_also_read_so_when_they_run_ag
     values = random_values(traced)
     planned = planned_steps(bound(traced, schedule, values), 2)
     assert not differences(stock_steps(traced, values, 2), planned)
+
+
+def test_a_flatten_of_volumes_has_the_shape_of_its_layout_where_it_copies() -> None:
+    data = mx.sym.Variable("data")
+    volumes = mx.sym.Convolution(data, num_filter=4, kernel=(1, 1, 1), name="volumes")
+    net = mx.sym.FullyConnected(mx.sym.Flatten(volumes, name="rows"), num_hidden=2)
+    traced = trace(net, shapes={"data": (2, 3, 4, 4, 4)}, realisation="explicit")
+    graph, nodes = traced.graph, traced.nodes
+    (source,), (rows,) = (
+        next(op.outputs for op, node in zip(graph.ops, nodes, strict=True) if node.name == name)
+        for name in ("volumes", "rows")
+    )
+    assert in_own_shape(graph, nodes, {rows: source}, (), rows) == source
+    assert in_own_shape(graph, nodes, {}, (), rows) == rows
+    assert in_own_shape(graph, nodes, {}, (rows,), rows) is None
