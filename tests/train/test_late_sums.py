@@ -39,6 +39,9 @@ READERS: dict[str, tuple[Callable[..., mx.sym.Symbol], tuple[str, ...], tuple[st
     "apart": (pooled("sum", stride=(3, 3)), NONE, NONE),
     "whole": (pooled("sum", global_pool=True), NONE, NONE),
     "zeros around": (lambda x: S.Pad(x, mode="constant", pad_width=AROUND), NONE, NONE),
+    "swapped": (lambda x: S.SwapAxis(x, dim1=1, dim2=2), NONE, NONE),
+    "channels": (lambda x: S.SliceChannel(x, num_outputs=2)[0], NONE, NONE),
+    "loss": (S.MakeLoss, NONE, NONE),
     "mirrored": (lambda x: S.Pad(x, mode="reflect", pad_width=AROUND), EXPLICIT, EXPLICIT),
     "sampler": (
         lambda x: S.BilinearSampler(x, S.tanh(V("grid", shape=(2, 2, 5, 5)))),

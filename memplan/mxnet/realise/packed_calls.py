@@ -174,7 +174,12 @@ class Calls:
         return result, states
 
     def _keeps_state(self, first: int, step: int) -> bool:
-        """Can the op of ``first``, and its backward op at ``step``, share a state?"""
+        """Can the op of ``first``, and its backward op at ``step``, share a state?
+
+        Not where that adds to a gradient outside of the memory, as autograd does.
+        """
+        if any(writer == step for writer, _ in self.arrays.outside):
+            return False
         return all(
             may_keep_state(
                 self.lowered.node_at(each).op,
