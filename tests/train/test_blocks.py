@@ -188,7 +188,10 @@ def test_states_of_unknown_shape_within_are_refused(kind: str) -> None:
     ("block", "message"),
     [
         (UnevenCond, r"shape of 'net__cond0' \(_cond\) is not known"),
-        (CondInForeach, r"shape of 'net__cond0' \(_cond\), which 'net__foreach0' \(_foreach\) runs, is not"),
+        (
+            CondInForeach,
+            r"shape of 'net__cond0' \(_cond\), which 'net__foreach0' \(_foreach\) runs",
+        ),
         (CondInCond, r"'net__cond\d' \(_cond\) has a cond within.*F\.where"),
         (UntilLarge, r"_while_loop.*condition that reads a state.*count iterations"),
         (UntilSmall, r"_while_loop.*state whose gradient is wanted.*behind BlockGrad"),
