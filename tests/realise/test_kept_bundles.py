@@ -186,16 +186,21 @@ def test_a_bundle_that_was_cut_is_not_kept() -> None:
     assert array.asscalar() == 6 + 3 * (3 + 3)
 
 
-def test_few_kept_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_memory, "WAITING", 2)
-    monkeypatch.setattr(packed_memory, "KEPT", 1)
+def kept_and_counting() -> tuple[PackedMemory, Bundle, Any]:
+    """A kept bundle that takes longer than to hand it over, and the number that it adds one to."""
     memory, array = PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
     memory.prepare()
     bundle = Bundle(adding(array, 1))
     memory.bundled(bundle)
     assert bundle.operation is not None
     array.wait_to_read()
-    number = ctypes.cast(address_of(array), ctypes.POINTER(ctypes.c_float))
+    return memory, bundle, ctypes.cast(address_of(array), ctypes.POINTER(ctypes.c_float))
+
+
+def test_few_kept_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_memory, "WAITING", 2)
+    monkeypatch.setattr(packed_memory, "KEPT", 1)
+    memory, bundle, number = kept_and_counting()
     for handed_over in range(1, 20):
         memory.bundled(bundle)
         assert number[0] >= handed_over, "the engine has more bundles"
@@ -203,13 +208,7 @@ def test_few_kept_bundles_are_with_the_engine(monkeypatch: pytest.MonkeyPatch) -
 
 def test_few_steps_are_with_the_engine() -> None:
     """It holds the batch that a step is to copy, however few the bundles of a step are."""
-    memory, array = PackedMemory(8, mx.cpu(0)), mx.nd.zeros((1 << 20,))
-    memory.prepare()
-    bundle = Bundle(adding(array, 1))
-    memory.bundled(bundle)
-    assert bundle.operation is not None
-    array.wait_to_read()
-    number = ctypes.cast(address_of(array), ctypes.POINTER(ctypes.c_float))
+    memory, bundle, number = kept_and_counting()
     for nsteps in range(1, 40):
         memory.begin([])
         memory.bundled(bundle)
