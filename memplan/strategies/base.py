@@ -164,9 +164,10 @@ class Problem:
         return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
 
     def _figures(self, schedule: Schedule, best: tuple[float, float]) -> tuple[float, float]:
-        """By what :meth:`cheapest` chooses; no better ones than ``best`` where these are no better.
+        """Bytes and seconds, by which :meth:`cheapest` chooses; within a budget seconds alone.
 
-        Bytes and seconds; within a budget seconds alone. What cannot be better is not counted.
+        ``best`` are those of the best schedule so far. Of one that is no better, which mostly is
+        not counted then, the figures may be these.
         """
         if self.budget_nbytes is not None:
             is_better = schedule.seconds < best[1] and self.cheapest([schedule]) is not None
