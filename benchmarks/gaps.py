@@ -3,10 +3,11 @@
     python benchmarks/gaps.py [--budgets 60,50,40,30] [--seconds 30] [--memory packed] [NAME ...]
 
 A NAME is a network of benchmarks/gap_networks.py, one of its sets (tuned, held-out, long), a
-published graph of ../shared/graphs, or a file: a graph that memplan wrote, or a network of MXNet
-with shapes (net-symbol.json:data=32,3,224,224). Without names: the twenty of tuned and held-out.
-Roofline of a V100. A budget is a percentage of the unplanned step, arguments and gradients
-included; of a graph in a file, of its bytes in the given order.
+published graph of ../shared/graphs, or a file: a graph that memplan wrote or one in the format of
+../shared/graphs, or a network of MXNet with shapes (net-symbol.json:data=32,3,224,224). Without
+names: the twenty of tuned and held-out. Roofline of a V100. A budget is a percentage of the
+unplanned step, arguments and gradients included; of a graph in a file, of its bytes in the given
+order.
 
 Printed as Markdown, a row per network. A cell: overhead in percent, the proven bound, the gap
 between them in points, which strategy found it. "proved": no plan is cheaper. "cut": the clock
@@ -109,7 +110,7 @@ def step_of(name: str, memory: str, seconds: float) -> Step:
         raise SystemExit(f"no network or file {name!r}; networks and sets are {', '.join(sets)}")
     if gap_networks.is_symbol(Path(file)):
         return of_network(gap_networks.load(file, shapes), memory, seconds)
-    return of_graph(TrainingGraph.from_json(Path(file).read_text(encoding="utf-8")), memory)
+    return of_graph(published_graphs.in_file(Path(file)), memory)
 
 
 def answer(step: Step, percent: float, strategy: str, options: argparse.Namespace) -> Outcome:
