@@ -200,12 +200,17 @@ class _TrainerUpdates(OptimizerUpdates):
         self._owner, self._trainer = owner, trainer
 
     @contextlib.contextmanager
-    def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
+    def step(self, weights: Mapping[str, NDArray], *, by_operators: bool = True) -> Iterator[None]:
         self._owner.prepare(self._trainer)
         self.updater = self._trainer._updaters[0]  # as it is now
         beside = [p for p in self._trainer._params if p.name not in weights and _is_fresh(p)]
         arrays = {p.name: (p._data[0], p.list_grad()[0]) for p in beside}
-        with super().step({**weights, **{name: weight for name, (weight, _) in arrays.items()}}):
+        if not beside:
+            with super().step(weights, by_operators=by_operators):
+                yield
+            return
+        both = {**weights, **{name: weight for name, (weight, _) in arrays.items()}}
+        with super().step(both, by_operators=False):
             yield
             for name, (weight, gradient) in arrays.items():
                 weight._fresh_grad = False
