@@ -150,6 +150,23 @@ def test_a_zero_of_the_other_sign_is_another_rate() -> None:
     assert dict(found[2]["p0"][0].attrs)["lrs"] == "[-0.0]"
 
 
+def test_steps_of_several_shapes_have_the_same() -> None:
+    """But not one that updates fewer parameters, or others."""
+    updater = mx.optimizer.get_updater(create("sgd", {"learning_rate": 0.1}))
+    weights = arrays_of(updater.optimizer)
+    updates = OptimizerUpdates(updater, {f"p{place}": place for place in range(4)})
+    fewer = {name: array for name, array in weights.items() if name != "p1"}
+    found = []
+    others = {**weights, "p1": weights["p1"].copy()}
+    for each in (weights, dict(reversed(weights.items())), weights, fewer, others):
+        with updates.step(each):
+            found.append(updates.operators)
+    assert found[0] is found[1] is found[2]
+    assert found[3] is not found[2]
+    assert found[3].keys() == fewer.keys()
+    assert found[4] is not found[2]
+
+
 class Mine(mx.optimizer.SGD):  # type: ignore[misc]
     """As one of MXNet's, but of the script's."""
 

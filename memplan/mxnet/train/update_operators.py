@@ -142,7 +142,7 @@ class Numbered:
     """The ``weights`` of a step, by name, in the order of their ``indices``."""
 
     def __init__(self, weights: Mapping[str, NDArray], indices: Mapping[str, int]) -> None:
-        self._weights, self._indices = weights, indices
+        self._weights, self._indices = weights, dict(indices)
         self.names = sorted(weights, key=indices.__getitem__)
         self.weights = {indices[name]: weights[name] for name in self.names}
         self.are_in_half = [weight.dtype == np.float16 for weight in self.weights.values()]
@@ -151,8 +151,13 @@ class Numbered:
         self.are_plain = kinds == {(mx.nd.NDArray, "default", mx.cpu(0))}
 
     def is_of(self, weights: Mapping[str, NDArray], indices: Mapping[str, int]) -> bool:
-        """Is it that of these?"""
-        return weights is self._weights and indices == self._indices
+        """Is it that of these? Steps of several shapes update the same arrays."""
+        if indices != self._indices:
+            return False
+        if weights is self._weights:
+            return True
+        own = map(self._weights.get, weights)
+        return len(weights) == len(self._weights) and all(map(operator.is_, weights.values(), own))
 
 
 class OperatorsOfStep:
