@@ -23,8 +23,11 @@ from memplan.errors import ArgumentError, TraceError
 from memplan.memory.packing import pack
 from memplan.mxnet.executor import TrainExecutor
 from memplan.mxnet.plan_file import load_plan, plan_text
+from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.imperative import Call
 from memplan.mxnet.realise.lowering import Lowered, lower
+from memplan.mxnet.realise.packed_step import _bundles
+from memplan.mxnet.realise.update_calls import Operators, UpdateCall
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import depth_first
 from memplan.planning import least
@@ -41,6 +44,9 @@ class Descent:
 
     in_turn: bool
     order: list[str] = field(default_factory=list)
+    by_operators: bool = False
+    are_changing: bool = False
+    operators: Operators = field(default_factory=dict)
 
     @contextlib.contextmanager
     def step(self, weights: Mapping[str, Any]) -> Iterator[None]:
@@ -309,3 +315,17 @@ def test_what_cannot_be_used_up_is_refused() -> None:
     traced = CASES["residual"].trace("updating")
     with pytest.raises(ArgumentError, match="nothing was given that does so"):
         TrainExecutor(traced, Schedule.unplanned(traced.graph), ctx=mx.cpu(0))
+
+
+def test_many_calls_beside_updates_that_change_are_kept_apart() -> None:
+    """Between few there are too many bundles."""
+    updates, arrays = Descent(True), Handles([mx.nd.zeros(1)])
+    updates.by_operators = True
+    plain = Call("_plus_scalar", {"scalar": "1"}, arrays, arrays)
+    update = UpdateCall(updates, "weight", *arrays.arrays * 2)
+    calls = [*[plain] * 9, update, *[plain] * 3, update, *[plain] * 8]
+    sizes = {
+        are_changing: [len(each.calls) for each in _bundles(calls, are_changing=are_changing)]
+        for are_changing in (False, True)
+    }
+    assert sizes == {False: [1, 4, 16, 1], True: [1, 4, 4, 5, 8]}

@@ -141,6 +141,15 @@ def direct_call(op: str, attrs: Attributes, inputs: Handles, outputs: Handles) -
     return _INVOKE, (_STATE_LEFT, *arguments)
 
 
+def with_attributes(arguments: tuple[Any, ...], parsed: Any) -> tuple[Any, ...]:
+    """The ``arguments`` of a direct call, but with the attributes that :func:`attributes` gave.
+
+    By these MXNet must choose the same function, and find the same shapes and types.
+    """
+    left, imperative, ctx, _, *others = arguments
+    return left, imperative, ctx, ctypes.byref(parsed), *others
+
+
 class State:
     """MXNet's OpStatePtr of an operator, a std::shared_ptr: its first call makes the state.
 
@@ -224,8 +233,7 @@ def _requested(requests: tuple[int, ...]) -> Any:
     return as_vector((ctypes.c_int * len(requests))(*requests))
 
 
-@functools.lru_cache(maxsize=1024)
-def _attributes(op: str, attrs: Attributes) -> Any:
+def attributes(op: str, attrs: Attributes) -> Any:
     """MXNet's NodeAttrs of an operator: what the node of a Symbol of it begins with.
 
     A Symbol is a vector of outputs, each of which begins with a pointer to its node (nnvm's
@@ -238,6 +246,9 @@ def _attributes(op: str, attrs: Attributes) -> Any:
     )
     outputs = ctypes.cast(symbol, ctypes.POINTER(Vector)).contents
     node = ctypes.c_void_p.from_address(outputs.begin)
-    attributes = (ctypes.c_uint64 * 1).from_address(node.value or 0)
-    attributes.symbol = mx.sym.Symbol(symbol)  # type: ignore[attr-defined]  # it lives as long
-    return attributes
+    result = (ctypes.c_uint64 * 1).from_address(node.value or 0)
+    result.symbol = mx.sym.Symbol(symbol)  # type: ignore[attr-defined]  # it lives as long
+    return result
+
+
+_attributes = functools.lru_cache(maxsize=1024)(attributes)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
@@ -327,55 +326,3 @@ class BackwardCall:
                 array[:] = 0
         with in_usual_layout(self._arrays.by_user_code):
             backward_of_mxnet(self._recorded.written[: len(used)], used)
-
-
-class Updates(Protocol):
-    """Updates parameters within a step, as an optimizer does behind it.
-
-    ``in_turn`` tells, within :meth:`step`, whether an update asks the engine for one operation,
-    does not wait for it, and leaves the gradient as it is.
-    """
-
-    @property
-    def in_turn(self) -> bool: ...
-
-    def step(self, weights: Mapping[str, NDArray]) -> AbstractContextManager[None]:
-        """Within it each of ``weights`` is updated once, in any order."""
-
-    def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
-        """Update the parameter of this name; ``gradient`` is written over afterwards."""
-
-
-class UpdateCall:
-    """The update of a parameter.
-
-    One that is alone gets a copy of the gradient, which it may keep or write into: the
-    gradient may share its memory with a tensor that is still read.
-    """
-
-    frees = True  # by the code of an optimizer
-
-    #: As of :class:`Call`.
-    may_be_direct, noperations = False, 0
-
-    def __init__(self, updates: Updates, name: str, weight: NDArray, gradient: NDArray) -> None:
-        self.name, self.weight = name, weight
-        self.written = [weight]
-        self.outputs: Sequence[NDArray | None] = ()
-        self.skips: int | None = None
-        self._updates, self._gradient = updates, gradient
-
-    @property
-    def is_alone(self) -> bool:
-        """Does it belong in no bundle?"""
-        return not self._updates.in_turn
-
-    def __call__(self) -> None:
-        gradient = self._gradient
-        if self.is_alone:
-            gradient = gradient.copy()
-            gradient.wait_to_read()
-        self._updates.update(self.name, self.weight, gradient)
-
-
-AnyCall = Call | BackwardCall | UpdateCall

@@ -16,7 +16,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.mxnet.realise.engine import Context, Vector, as_vector, engine, hidden_function
-from memplan.mxnet.realise.imperative import AnyCall
+from memplan.mxnet.realise.update_calls import AnyCall, Operators, UpdateCall
 
 # ThreadLocalStore<BulkStatus>::Get(), the place of what this thread has in a bundle; the function
 # of BulkFlush that runs the functions, and what copies and destroys it, both as parts of a
@@ -82,11 +82,30 @@ def place_of_thread() -> int:
 class Bundle:
     """``calls`` that the engine gets as one operation, and that operation, once there is one."""
 
-    __slots__ = ("calls", "operation")
+    __slots__ = ("_operators", "_updates", "calls", "operation")
 
     def __init__(self, calls: Sequence[AnyCall]) -> None:
         self.calls = calls
         self.operation: Operation | None = None
+        self._updates = [call for call in calls if isinstance(call, UpdateCall)]
+        #: By which the updates among them were made last.
+        self._operators: Operators | None = None
+
+    def is_new(self) -> bool:
+        """Are its updates others than those that were made last? Then they are made ready here.
+
+        These are kept no longer. A learning rate may change in every step, so those of one step
+        are not kept.
+        """
+        if not self._updates or not self._updates[0].updates.by_operators:
+            return False
+        operators = self._updates[0].updates.operators
+        if operators is self._operators:
+            return False
+        self._operators, self.operation = operators, None
+        for call in self._updates:
+            call.prepare()
+        return True
 
     def keep(self, place: int, marks: Sequence[Any], size: int) -> None:
         """Keep what this thread has in a bundle, at ``place``: ``marks``, and then all the calls.

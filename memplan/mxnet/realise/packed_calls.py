@@ -24,15 +24,12 @@ from memplan.mxnet.realise.direct_call import State, may_be_direct, may_keep_sta
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import step_attrs
 from memplan.mxnet.realise.imperative import (
-    AnyCall,
     BackwardArrays,
     BackwardCall,
     Call,
     CallAfter,
     RecordedCall,
     TurningCall,
-    UpdateCall,
-    Updates,
 )
 from memplan.mxnet.realise.kept_operators import KeptOperators, Key, keys
 from memplan.mxnet.realise.layout_copy import LayoutCopy, copy_of
@@ -40,6 +37,7 @@ from memplan.mxnet.realise.loop_copies import with_copies
 from memplan.mxnet.realise.packed_arrays import StepArrays
 from memplan.mxnet.realise.packed_rules import gradients_read, needs_state
 from memplan.mxnet.realise.unread import asked_for_unread
+from memplan.mxnet.realise.update_calls import AnyCall, UpdateCall, Updates
 from memplan.mxnet.realise.usual_layout import in_usual_layout
 from memplan.mxnet.trace.nnvm import VARIABLE, Entry, Node, is_hidden, to_symbol
 from memplan.mxnet.trace.operators import CUSTOM, is_made_of_symbol, runs_user_code

@@ -12,7 +12,6 @@ import mxnet as mx
 
 from memplan.memory.packing import SEGMENT_NBYTES
 from memplan.mxnet.realise.engine import Marker, bundle, hand_over
-from memplan.mxnet.realise.imperative import AnyCall
 from memplan.mxnet.realise.kept_bundles import Bundle, place_of_thread
 from memplan.mxnet.realise.placed_arrays import (
     address_of,
@@ -20,6 +19,7 @@ from memplan.mxnet.realise.placed_arrays import (
     wait_to_read,
     wait_to_write,
 )
+from memplan.mxnet.realise.update_calls import AnyCall
 from memplan.mxnet.realise.workspace import OneWorkspace
 from memplan.util.huge_pages import ask_for_huge_pages
 
@@ -107,7 +107,10 @@ class PackedMemory:
 
         It is kept for this thread, and what it is to begin with.
         """
-        kept = calls.operation
+        is_new, kept = calls.is_new(), calls.operation
+        if is_new:
+            self.in_turn(calls.calls)
+            return
         if kept is None or kept.place != self._thread or kept.marks != (*self._first, self._fence):
             self.in_turn(calls.calls, calls)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -12,13 +12,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.packing import Packing, check_packing, pack
 from memplan.mxnet.realise.engine import bundles
 from memplan.mxnet.realise.explicit import step_nodes
-from memplan.mxnet.realise.imperative import (
-    AnyCall,
-    BackwardCall,
-    RecordedCall,
-    UpdateCall,
-    Updates,
-)
+from memplan.mxnet.realise.imperative import BackwardCall, RecordedCall
 from memplan.mxnet.realise.kept_bundles import Bundle
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.lowering import Lowered, lower
@@ -29,6 +23,7 @@ from memplan.mxnet.realise.packed_calls import Calls, Mode
 from memplan.mxnet.realise.packed_layouts import in_layouts_of_unplanned
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.step_scope import StepScope
+from memplan.mxnet.realise.update_calls import AnyCall, UpdateCall, Updates
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.nnvm import Node
@@ -42,6 +37,10 @@ NDArray = Any
 # first bundles are smaller, so that it does not wait for them, and each is so many times as large
 # as the one before: to hand one over takes as long as to make some calls.
 BUNDLE, GROWTH = 32, 4
+
+# So many calls between updates that change in every step are kept apart from these: to hand over a
+# bundle more takes about as long as to make them.
+BESIDE = 8
 
 
 class PackedStep:
@@ -99,7 +98,7 @@ class PackedStep:
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._bundles: dict[tuple[int, int], list[Bundle]] = {}
-        self._in_turn = False
+        self._kind = False, False, False
         self._trace, self._schedule = trace, schedule
         self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
@@ -116,9 +115,11 @@ class PackedStep:
             self._run(0, len(self._calls))
         else:
             with self._updates.step(self._weights):
-                if self._updates.in_turn is not self._in_turn:  # the optimizer is another one
+                updates = self._updates
+                kind = updates.in_turn, updates.by_operators, updates.are_changing
+                if kind != self._kind:  # the optimizer is another one
                     self._bundles.clear()
-                    self._in_turn = self._updates.in_turn
+                    self._kind = kind
                     for call in self._update_calls:
                         call.skips = None
                 self._begin()
@@ -179,7 +180,7 @@ class PackedStep:
     def _bundled(self, begin: int, end: int) -> list[Bundle]:
         """The calls from ``begin`` to ``end`` in the bundles in which the engine gets them."""
         if (begin, end) not in self._bundles:
-            self._bundles[begin, end] = _bundles(self._calls[begin:end])
+            self._bundles[begin, end] = _bundles(self._calls[begin:end], are_changing=self._kind[2])
         return self._bundles[begin, end]
 
     def timed(self) -> list[float]:
@@ -260,16 +261,31 @@ def _outside(
     return result
 
 
-def _bundles(calls: Iterable[AnyCall]) -> list[Bundle]:
+def _bundles(calls: Iterable[AnyCall], *, are_changing: bool) -> list[Bundle]:
     """``calls`` in the bundles in which the engine gets them; some stand alone.
 
-    No bundle that may be kept has calls that keep it from that, as far as is known by now.
+    No bundle that may be kept has calls that keep it from that, as far as is known by now, nor
+    updates that ``are_changing``, if the calls beside these are many.
     """
     result: list[Bundle] = []
     for (apart, _), group in groupby(calls, key=lambda call: (call.is_alone, call.may_be_direct)):
-        rest = list(group)
-        while rest:
-            size = 1 if apart else min(GROWTH ** len(result), BUNDLE)
-            result.append(Bundle(rest[:size]))
-            del rest[:size]
+        for rest in _beside_updates(group) if are_changing else [list(group)]:
+            while rest:
+                size = 1 if apart else min(GROWTH ** len(result), BUNDLE)
+                result.append(Bundle(rest[:size]))
+                del rest[:size]
     return result
+
+
+def _beside_updates(calls: Iterable[AnyCall]) -> Iterator[list[AnyCall]]:
+    """``calls`` in their order, in parts: many that are no updates are a part of their own."""
+    part: list[AnyCall] = []
+    for is_update, group in groupby(calls, key=lambda call: isinstance(call, UpdateCall)):
+        some = list(group)
+        if is_update or len(some) < BESIDE:
+            part += some
+        else:
+            yield part
+            yield some
+            part = []
+    yield part

@@ -30,7 +30,7 @@ class _Arrays:
     """How many arrays as large as a parameter a process grew by, at most, in three updates.
 
     ``within``: where the parameter is updated within a step, with the copy of its gradient that
-    :class:`memplan.mxnet.realise.imperative.UpdateCall` makes; 0 where memplan lets no such
+    :class:`memplan.mxnet.realise.update_calls.UpdateCall` makes; 0 where memplan lets no such
     optimizer update there. ``holes``: how many more those of parameters take there that the C
     library keeps when they are freed. ``behind``: where so many equal ones are as :data:`NUMBERS`
     says, and ``holes_behind``: how many more there.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import mxnet as mx
 
 from memplan.mxnet.realise.engine import Context, hidden_function
-from memplan.mxnet.realise.imperative import AnyCall
+from memplan.mxnet.realise.update_calls import AnyCall
 
 
 class _Request(ctypes.Structure):

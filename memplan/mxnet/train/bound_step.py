@@ -9,9 +9,9 @@ from typing import Any
 
 import mxnet as mx
 
-from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.own_autograd import backward_of_mxnet, mark_variables
 from memplan.mxnet.realise.step_scope import recorded
+from memplan.mxnet.realise.update_calls import Updates
 from memplan.mxnet.trace.states import states_written
 from memplan.mxnet.train.arrays.array_memory import other_handle, without_memory
 from memplan.mxnet.train.arrays.constants import mark_constants

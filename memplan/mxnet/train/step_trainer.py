@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class StepTrainer:
         self._batch_size = 1
         self._is_done = True
         self._notes: set[str] = set()
+        #: The arrays that parameters had, and which of these have the same memory.
+        self._memories: tuple[list[NDArray], Sequence[Parameter]] = [], ()
 
     def updates_within(self, params: Iterable[Parameter], in_halves: bool) -> bool:
         """Can those of ``params``, all that a network reads, be updated within its step?
@@ -122,7 +125,7 @@ class StepTrainer:
             return f"the step computes no gradient for parameter {stale[0]!r} of the trainer"
         if any(len(p.list_ctx()) > 1 for p in ours.values() if p._data is not None):
             return "gradients of several contexts are summed up first"
-        if overlapping := _overlapping({id(p): p for p in (*params, *trainer._params)}.values()):
+        if overlapping := self._overlapping((*params, *trainer._params)):
             names = " and ".join(repr(p.name) for p in overlapping)
             return f"parameters {names} have the same memory"
         if _has_kvstore(trainer):
@@ -130,6 +133,15 @@ class StepTrainer:
         if getattr(trainer, "_amp_loss_scaler", None) is not None:
             return "AMP looks for overflows in all gradients, and may leave the update out"
         return refusal_of_updater(trainer._updaters[0])
+
+    def _overlapping(self, params: Collection[Parameter]) -> Sequence[Parameter]:
+        """Two of ``params`` in one memory: they are looked for where their arrays are new."""
+        arrays = [p._data[0] for p in params if p._data is not None]
+        known, overlapping = self._memories
+        if len(arrays) != len(known) or any(map(operator.is_not, arrays, known)):
+            overlapping = _overlapping({id(p): p for p in params}.values()) or ()
+            self._memories = arrays, overlapping
+        return overlapping
 
     def updates(self) -> OptimizerUpdates:
         """What updates the parameters within the step; the trainer refuses to do so behind it."""
@@ -200,12 +212,17 @@ class _TrainerUpdates(OptimizerUpdates):
         self._owner, self._trainer = owner, trainer
 
     @contextlib.contextmanager
-    def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
+    def step(self, weights: Mapping[str, NDArray], *, by_operators: bool = True) -> Iterator[None]:
         self._owner.prepare(self._trainer)
         self.updater = self._trainer._updaters[0]  # as it is now
         beside = [p for p in self._trainer._params if p.name not in weights and _is_fresh(p)]
         arrays = {p.name: (p._data[0], p.list_grad()[0]) for p in beside}
-        with super().step({**weights, **{name: weight for name, (weight, _) in arrays.items()}}):
+        if not beside:
+            with super().step(weights, by_operators=by_operators):
+                yield
+            return
+        both = {**weights, **{name: weight for name, (weight, _) in arrays.items()}}
+        with super().step(both, by_operators=False):
             yield
             for name, (weight, gradient) in arrays.items():
                 weight._fresh_grad = False

@@ -25,7 +25,6 @@ from memplan.mxnet.realise.estimate.matrix_buffers import kept_below
 from memplan.mxnet.realise.explicit import training_symbol
 from memplan.mxnet.realise.generators import Generators, draws
 from memplan.mxnet.realise.halves import ExecutorHalves
-from memplan.mxnet.realise.imperative import Updates
 from memplan.mxnet.realise.kept_operators import KeptOperators
 from memplan.mxnet.realise.late_sums import gradients_added_late
 from memplan.mxnet.realise.lowering import lower
@@ -33,6 +32,7 @@ from memplan.mxnet.realise.monitor import without_copies, without_readers
 from memplan.mxnet.realise.packed_memory import PackedMemory
 from memplan.mxnet.realise.packed_step import PackedStep
 from memplan.mxnet.realise.placed_arrays import address_of
+from memplan.mxnet.realise.update_calls import Updates
 from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
-import numpy as np
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
-from memplan.mxnet.train.arrays.nesting import leaves
+from memplan.mxnet.realise.update_calls import Operators
+from memplan.mxnet.train.arrays.writes import note_writes
 from memplan.mxnet.train.blocks.read_by import is_mxnets, is_scripts
 from memplan.mxnet.train.blocks.settings import is_same, settings
+from memplan.mxnet.train.update_operators import Numbered, OperatorsOfStep
 
 NDArray = Any
 
@@ -48,6 +49,9 @@ _REFUSED = {
 
 # Attributes of optimizers that no script sets: counts, and what they know of the network.
 _OWN = ("num_update", "_index_update_count", "_all_index_update_counts", "sym_info")
+
+# After so many steps in a row in which the attributes of updates have changed, they go on to.
+CHANGING = 3
 
 ANY_ORDER = "updates_in_any_order"
 """A class of the user's with this attribute true may update within a step."""
@@ -96,7 +100,7 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     optimizer = updater.optimizer
     scheduler = optimizer.lr_scheduler
     # MXNet replaces the state of a parameter in its dictionary, and a script may.
-    states = {index: tuple(map(id, leaves(state))) for index, state in updater.states.items()}
+    states = {index: _ids(state) for index, state in updater.states.items()}
     inputs = {"optimizer": optimizer, "states": states, "lr_scheduler": scheduler}
     inputs |= settings({name: v for name, v in vars(optimizer).items() if name not in _OWN})
     inputs |= {
@@ -109,8 +113,14 @@ def inputs_of(updater: mx.optimizer.Updater) -> dict[str, Any]:
     return inputs
 
 
+def _ids(state: Any) -> Any:
+    return tuple(map(_ids, state)) if isinstance(state, tuple | list) else id(state)
+
+
 def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """The names of what enters an update ``now`` and is not what it was ``before``."""
+    if now.keys() == before.keys():
+        return [n for n, v in now.items() if v is not before[n] and not is_same(v, before[n])]
     both = now.keys() & before.keys()
     return [n for n in {**before, **now} if n not in both or not is_same(now[n], before[n])]
 
@@ -151,24 +161,70 @@ class OptimizerUpdates:
     ) -> None:
         self.updater, self.indices = updater, indices or {}
         self.in_turn = False
+        self.by_operators = False
         self.turned = False
+        self._numbered = Numbered({}, {})
+        self._of_step = OperatorsOfStep()
+        #: What updates the parameters in this step; None until the first update is due.
+        self._operators: Operators | None = None
 
     @contextlib.contextmanager
-    def step(self, weights: Mapping[str, NDArray]) -> Iterator[None]:
+    def step(self, weights: Mapping[str, NDArray], *, by_operators: bool = True) -> Iterator[None]:
         """Within it each of ``weights`` is updated once, in any order."""
         if self.updater is None:
             raise UsageError(
                 "a training step updates the parameters, and there is no optimizer yet: call "
                 "init_optimizer before the first step"
             )
-        numbered = {self.indices[name]: weight for name, weight in weights.items()}
-        numbered = dict(sorted(numbered.items()))
+        if not self._numbered.is_of(weights, self.indices):
+            self._numbered = Numbered(weights, self.indices)
+        numbered = self._numbered.weights
         optimizer = self.updater.optimizer
+        for weight in weights.values():  # all are on one device
+            optimizer._set_current_context(weight.context.device_id)
+            break
         _make_states(self.updater, numbered)
+        self.in_turn = _is_one_operator(optimizer, self._numbered)
+        self.by_operators = (
+            by_operators and self.in_turn and self._of_step.begin(self.updater, self._numbered)
+        )
+        self.turned, self._operators = False, None
+        try:
+            with contextlib.nullcontext() if self.by_operators else self._one_by_one(numbered):
+                yield
+        finally:
+            _COUNTED[optimizer] = counts_of(optimizer)
+            if self._operators is not None:
+                note_writes(list(weights.values()))
+
+    @property
+    def are_changing(self) -> bool:
+        """Has what updates the parameters changed in all of the last steps?"""
+        return self._of_step.nchanges >= CHANGING
+
+    @property
+    def operators(self) -> Operators:
+        """What updates the parameters in this step."""
+        if self._operators is None:
+            assert self.updater is not None
+            scheduler, numbered = self.updater.optimizer.lr_scheduler, self._numbered.weights
+            if scheduler is None:
+                self._operators = self._of_step.operators([list(numbered)])
+            else:
+                before = settings(getattr(scheduler, "__dict__", {}))
+                self._operators = self._of_step.operators(_together(self.updater, numbered))
+                now = settings(getattr(scheduler, "__dict__", {}))
+                self.turned = bool(changed(now, before))
+        return self._operators
+
+    @contextlib.contextmanager
+    def _one_by_one(self, weights: Mapping[int, NDArray]) -> Iterator[None]:
+        """Within it the updater makes the updates, in any order."""
+        assert self.updater is not None
+        optimizer = self.updater.optimizer
         counts = optimizer._index_update_count
-        first = [index for index in numbered if index not in counts]
-        self.in_turn = _is_one_operator(optimizer, numbered.values())
-        rates = None if optimizer.lr_scheduler is None else _Rates(self.updater, numbered)
+        first = [index for index in weights if index not in counts]
+        rates = None if optimizer.lr_scheduler is None else _Rates(self.updater, weights)
         try:
             with rates or contextlib.nullcontext():
                 yield
@@ -176,7 +232,6 @@ class OptimizerUpdates:
             for index in first:
                 if index in counts:
                     counts[index] = counts.pop(index)
-            _COUNTED[optimizer] = counts_of(optimizer)
             self.turned = rates is not None and bool(rates.changed)
 
     def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
@@ -190,9 +245,10 @@ class OptimizerUpdates:
 
 def _make_states(updater: mx.optimizer.Updater, weights: Mapping[int, NDArray]) -> None:
     """Make the states that ``updater`` would, in its own order, so that saved ones are equal."""
-    optimizer = updater.optimizer
+    optimizer, states, synced = updater.optimizer, updater.states, updater.states_synced
+    if all(index in states and synced[index] for index in weights):
+        return
     for index, weight in weights.items():
-        optimizer._set_current_context(weight.context.device_id)
         if index not in updater.states:
             updater.states[index] = optimizer.create_state_multi_precision(index, weight)
         elif not updater.states_synced[index]:
@@ -302,8 +358,8 @@ def _together(
         yield from (indices[place : place + size] for place in range(0, len(indices), size))
 
 
-def _is_one_operator(optimizer: mx.optimizer.Optimizer, weights: Iterable[NDArray]) -> bool:
+def _is_one_operator(optimizer: mx.optimizer.Optimizer, numbered: Numbered) -> bool:
     kind = type(optimizer)
-    if optimizer.multi_precision and any(weight.dtype == np.float16 for weight in weights):
+    if optimizer.multi_precision and any(numbered.are_in_half):
         return kind in _ONE_OPERATOR_IN_HALF
     return kind in _ONE_OPERATOR

@@ -123,6 +123,11 @@ def is_recorded_elsewhere(array: NDArray) -> bool:
     return not _are_nodes_known() or _nholders(array, _COUNTER_OF_NODE) > 1
 
 
+def is_unknown_to_autograd(array: NDArray) -> bool:
+    """Is ``array`` for certain one that autograd knows nothing of?"""
+    return _are_nodes_known() and not _number(array, _NODE)
+
+
 def other_handle(array: NDArray) -> NDArray:
     """The same array, of which autograd knows the same."""
     handle = NDArrayHandle()

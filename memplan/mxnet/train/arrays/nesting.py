@@ -12,6 +12,7 @@ import numpy as np
 from mxnet import autograd
 
 from memplan.errors import ArgumentError
+from memplan.mxnet.train.arrays.array_memory import is_unknown_to_autograd
 from memplan.mxnet.train.arrays.constants import is_of_constants
 
 NDArray = Any
@@ -134,6 +135,8 @@ def _check_array(array: NDArray) -> None:
 
 def is_recorded(array: NDArray) -> bool:
     """Does autograd know how ``array`` was computed?"""
+    if is_unknown_to_autograd(array):  # the error below takes longer than all else of a check
+        return False
     try:
         array._fresh_grad = array._fresh_grad  # refused for an array that autograd does not know
     except mx.MXNetError:

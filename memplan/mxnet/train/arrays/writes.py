@@ -16,7 +16,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mxnet as mx
@@ -80,6 +80,12 @@ class Writes:
         )
 
 
+def note_writes(arrays: Iterable[NDArray]) -> None:
+    """These ``arrays`` are written by something that nobody sees."""
+    for array in arrays if _WATCHING else ():
+        _notice(array)
+
+
 def nupdates_of(parameter: Parameter) -> int:
     """How often its trainer has updated the parameter, on all contexts."""
     trainer = parameter._trainer
@@ -122,6 +128,8 @@ _LOCK = threading.Lock()
 
 def _watch(writes: Writes, begins: bool) -> None:
     global _WATCHING
+    if not begins and all(ref() is not writes for ref in _WATCHING):
+        return
     with _LOCK:
         others = [ref for ref in _WATCHING if ref() not in (None, writes)]
         _WATCHING = (*others, weakref.ref(writes)) if begins else tuple(others)

@@ -17,7 +17,15 @@ _PARTS = frozenset({dict, list, tuple})
 
 def settings(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``attributes`` that are settings, as they are now."""
-    return {name: _copied(value, {}) for name, value in attributes.items() if is_setting(value)}
+    result = {}
+    for name, value in attributes.items():
+        if type(value) in _ATOMS:
+            result[name] = value
+        elif type(value) is dict and _ATOMS.issuperset(map(type, value.values())):
+            result[name] = value.copy()
+        elif is_setting(value):
+            result[name] = _copied(value, {})
+    return result
 
 
 def are_set(attributes: Mapping[str, Any], values: Mapping[str, Any]) -> bool:

@@ -275,7 +275,7 @@ class Executor(BoundArrays):
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
         """Nothing: losses ignore ``out_grads``. ArgumentError for some before a training step."""
         self._lacks_backward = False
-        if self.plan is None and out_grads is not None and len(out_grads):
+        if out_grads is not None and len(out_grads) and self.plan is None:
             raise ArgumentError(
                 "backward takes no out_grads before forward(is_train=True), whose losses ignore "
                 "them; to train on gradients from elsewhere use mx.mod.Module"

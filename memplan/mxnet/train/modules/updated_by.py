@@ -7,7 +7,7 @@ between.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -40,14 +40,14 @@ class UpdatedBy:
         self._number = 0
         self._updater: Any = None
         self._before: Mapping[str, Any] = {}
-        self._states = _Watched()
-        self._parameters = _Watched()
+        self._states: Sequence[NDArray] = ()
+        self._watched = _Watched()
         self._turned = False
         #: Has a step updated the parameters, and ``update()`` was not called?
         self.is_due = False
 
     def begin(
-        self, updater: mx.optimizer.Updater, weights: Iterable[NDArray], *, turned: bool
+        self, updater: mx.optimizer.Updater, weights: Sequence[NDArray], *, turned: bool
     ) -> None:
         """A step has updated these ``weights`` by ``updater``; has it ``turned`` its schedule?
 
@@ -55,9 +55,11 @@ class UpdatedBy:
         """
         self.end()
         self._turned = turned
-        self._updater, self._before = updater, inputs_of(updater)
-        self._states.begin(list(leaves(list(updater.states.values()))))
-        self._parameters.begin(list(weights))
+        now = inputs_of(updater)
+        if now["states"] != self._before.get("states"):
+            self._states = list(leaves(list(updater.states.values())))
+        self._updater, self._before = updater, now
+        self._watched.begin(self._states, weights)
         self.is_due = True
         self._number = next(_NUMBERS)
         _DUE[self._number] = self
@@ -111,15 +113,13 @@ class UpdatedBy:
             return ["updater"]
         names = changed(inputs_of(updater), self._before)
         names += changed(counts_of(updater.optimizer), counts_of_steps(updater.optimizer))
-        watched = {"states": self._states, "parameters": self._parameters}
-        names += [name for name, arrays in watched.items() if arrays.are_written()]
+        names += filter(self._watched.are_written, ("states", "parameters"))
         return list(dict.fromkeys(names))
 
     def end(self) -> None:
         """Look no longer."""
         _DUE.pop(self._number, None)
-        self._states.end()
-        self._parameters.end()
+        self._watched.end()
         self.is_due = False
 
 
@@ -130,15 +130,19 @@ class _Watched:
         self._arrays: Sequence[NDArray] = ()
         self._writes = Writes({})
 
-    def begin(self, arrays: Sequence[NDArray]) -> None:
+    def begin(self, states: Sequence[NDArray], parameters: Sequence[NDArray]) -> None:
         """Look at these from now on."""
+        arrays = [*states, *parameters]
         if list(map(id, arrays)) != list(map(id, self._arrays)):
             self._arrays = arrays
-            self._writes = Writes({str(place): array for place, array in enumerate(arrays)})
+            kinds = ["states"] * len(states) + ["parameters"] * len(parameters)
+            names = [f"{kind} {place}" for place, kind in enumerate(kinds)]
+            self._writes = Writes(dict(zip(names, arrays, strict=True)))
         self._writes.begin()
 
-    def are_written(self) -> bool:
-        return bool(self._writes.written())
+    def are_written(self, kind: str) -> bool:
+        """Was any array of this ``kind``, "states" or "parameters"?"""
+        return any(name.startswith(kind) for name in self._writes.written())
 
     def end(self) -> None:
         self._writes.pause()
