@@ -40,9 +40,10 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     are counted, are those of :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``;
     ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
     network, or "updating". ``plan`` is a plan made before with one of them, for the shapes on the
-    first device; others have its budget, reserve and optimizer where none are named. The network
-    is planned when it is bound to train, and when input shapes are first seen in training:
-    ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see docs/training.md).
+    first device; others have its realisation, and its budget, reserve and optimizer where none are
+    named. The network is planned when it is bound to train, and when input shapes are first seen in
+    training: ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see
+    docs/training.md).
     Plans are remembered. A budget given as a share is one of the step that is planned first. Steps
     of other shapes share its memory; where that would exceed the budget, they are bound in turn.
 
