@@ -15,6 +15,7 @@ from mxnet.ndarray.ndarray import _DTYPE_NP_TO_MX, _STORAGE_TYPE_ID_TO_STR
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.said import said
 from memplan.mxnet.trace.too_large import check_size, check_uninferred
 from memplan.mxnet.trace.unknown_shapes import check_unknown
 from memplan.util.numbers import shown
@@ -94,7 +95,7 @@ def _infer_shapes(
     except MXNetError as error:
         check_uninferred(symbol, inputs)
         raise ArgumentError(
-            f"the shapes {inputs} do not fit the network: {_first_line(error)}"
+            f"the shapes {inputs} do not fit the network: {said(error)}"
             f"{_advice(symbol, error)}{_unknown_size(inputs)}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
@@ -146,7 +147,7 @@ def _infer_dtypes(
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
-        raise ArgumentError(f"the dtypes do not fit the network: {_first_line(error)}") from error
+        raise ArgumentError(f"the dtypes do not fit the network: {said(error)}") from error
     names = (*arguments, *symbol.list_auxiliary_states())
     dtypes = dict(zip(names, [*types, *state_types], strict=True))
     untyped = [name for name, dtype in dtypes.items() if dtype is None]
@@ -246,7 +247,3 @@ def _check_dtype(name: str, dtype: Any) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return first_of(map(repr, names), 8)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
