@@ -67,7 +67,12 @@ def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
 def check_names(
     symbol: mx.sym.Symbol, shapes: Mapping[str, Any], type_dict: Mapping[str, Any]
 ) -> None:
-    """ArgumentError for names that MXNet cannot infer anything of."""
+    """ArgumentError for names that MXNet cannot infer anything of, and for no outputs at all."""
+    if not symbol.list_outputs():
+        raise ArgumentError(
+            "the network has no outputs, so there is nothing to train; of a Symbol from JSON its "
+            "'heads' are the outputs"
+        )
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     for name in _TAKEN_NAMES:
         if name in arguments or name in states:
@@ -80,7 +85,7 @@ def check_names(
             if name not in arguments and name not in states:
                 raise ArgumentError(
                     f"a {kind} was given for {name!r}, which is no argument of the network; "
-                    f"its arguments are {_some(arguments)}"
+                    + (f"its arguments are {_some(arguments)}" if arguments else "it has none")
                 )
 
 
