@@ -14,6 +14,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.train.modules.binder import Binder
 from memplan.mxnet.train.modules.bound_before import BoundBefore
+from memplan.mxnet.train.modules.contexts import contexts_of
 from memplan.mxnet.train.modules.module_executor import Executor
 from memplan.mxnet.train.modules.own_executors import warn_of_no_plan
 from memplan.mxnet.train.modules.plans import Plans, planner_of_steps
@@ -93,7 +94,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             data_names=data_names,
             label_names=label_names,
             logger=logger,
-            context=mx.cpu() if context is None else context,
+            context=contexts_of(context),
             work_load_list=work_load_list,
             fixed_param_names=fixed_param_names,
             state_names=state_names,
