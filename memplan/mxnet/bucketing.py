@@ -11,6 +11,7 @@ import mxnet as mx
 from memplan.errors import MemplanError
 from memplan.mxnet.module import Module
 from memplan.mxnet.train.modules.bound_before import BoundBefore
+from memplan.mxnet.train.modules.contexts import contexts_of
 from memplan.mxnet.train.modules.plans import planner_of_steps
 from memplan.mxnet.train.updates import refusal_of_module
 from memplan.planning.plan import Plan
@@ -70,7 +71,7 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     ) -> None:
         self._of_each: dict[str, Any] = {
             "logger": logger,
-            "context": mx.cpu() if context is None else context,
+            "context": contexts_of(context),
             "work_load_list": work_load_list,
             "fixed_param_names": fixed_param_names,
             "state_names": state_names,
@@ -89,7 +90,7 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
             realisation=realisation,
             unseen=unseen,
             given=plan,
-            contexts=self._context if isinstance(self._context, list | tuple) else [self._context],
+            contexts=self._of_each["context"],
         )
 
     @classmethod

@@ -22,6 +22,7 @@ from memplan.mxnet.plan_file import is_plan
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.arguments import check_names, complete_grad_req
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.said import said
 from memplan.mxnet.trace.user_operators import missing_operator, unregistered_operator
 from memplan.mxnet.train.arrays.nesting import dtype_name, leaves, of_semantics
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
@@ -139,7 +140,7 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
 
 def _because(error: Exception) -> str:
     """Which op MXNet cannot read, if it says so: one of another version."""
-    reason = str(error).strip().rpartition("\n")[2]
+    reason = said(error)
     return f" ({reason})" if isinstance(error, MXNetError) and "perator" in reason else ""
 
 

@@ -14,6 +14,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError, MemplanError
 from memplan.mxnet.train.modules.binder import Binder
 from memplan.mxnet.train.modules.bound_before import BoundBefore
+from memplan.mxnet.train.modules.contexts import contexts_of
 from memplan.mxnet.train.modules.module_executor import Executor
 from memplan.mxnet.train.modules.own_executors import warn_of_no_plan
 from memplan.mxnet.train.modules.plans import Plans, planner_of_steps
@@ -40,9 +41,10 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     are counted, are those of :func:`memplan.plan`, all other arguments those of ``mx.mod.Module``;
     ``realisation`` is "packed", "explicit" or "auto", the first of these that can train the
     network, or "updating". ``plan`` is a plan made before with one of them, for the shapes on the
-    first device; others have its budget, reserve and optimizer where none are named. The network
-    is planned when it is bound to train, and when input shapes are first seen in training:
-    ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see docs/training.md).
+    first device; others have its realisation, and its budget, reserve and optimizer where none are
+    named. The network is planned when it is bound to train, and when input shapes are first seen in
+    training: ``unseen`` says how these are planned ("plan", "nearest" or "unplanned", see
+    docs/training.md).
     Plans are remembered. A budget given as a share is one of the step that is planned first. Steps
     of other shapes share its memory; where that would exceed the budget, they are bound in turn.
 
@@ -92,7 +94,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
             data_names=data_names,
             label_names=label_names,
             logger=logger,
-            context=mx.cpu() if context is None else context,
+            context=contexts_of(context),
             work_load_list=work_load_list,
             fixed_param_names=fixed_param_names,
             state_names=state_names,

@@ -41,6 +41,13 @@ ROUNDING = 1e-9
 # Fields of a plan that are made of objects; the others are numbers and strings.
 _MADE = frozenset("status schedule trace packing footprint unplanned".split())
 
+# What JSON holds for those of a file's fields that are looked into.
+_KINDS: Mapping[str, Any] = {
+    "status": str,
+    **dict.fromkeys(("footprint", "unplanned", "shapes", "dtypes", "grad_req", "schedule"), dict),
+    "packing": dict | None,
+}
+
 # What is raised by data that is no plan, or one of other ops.
 _DAMAGED = (MemplanError, MXNetError, LookupError, TypeError, ValueError, AttributeError)
 
@@ -156,6 +163,9 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     Ops depend on the kind of device, and may be others under the same names. Files of earlier
     versions do not name it: it is the first on which all that they say holds.
     """
+    for name, kind in _KINDS.items():
+        if name in data and not isinstance(data[name], kind):
+            raise ValueError(f"{name!r} cannot be {shown(data[name])}")
     device_type = data.get("device_type")
     if device_type not in (None, *DEVICE_TYPES):
         raise ValueError(f"'device_type' cannot be {shown(device_type)}")

@@ -36,6 +36,7 @@ from memplan.mxnet.trace.device import device_name
 from memplan.mxnet.trace.environment import variable
 from memplan.mxnet.trace.form import STOCK, Form
 from memplan.mxnet.trace.nnvm import Node
+from memplan.mxnet.trace.said import said
 from memplan.mxnet.train.random_run import bind, random_arrays
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.mxnet.train.trial import run_apart
@@ -169,7 +170,7 @@ def _seconds_of_ops(traced: Trace, ctx: mx.Context, warmup: int, repeats: int) -
             names, passes = _measure(traced, schedule, ctx, warmup, repeats)
             places = _places(traced, schedule, names)
     except MXNetError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = said(error)
         if ctx.device_type == "gpu" and not mx.runtime.Features().is_enabled("CUDA"):
             reason = "it is built without CUDA; install 'memplan[cu112]', on the machine of the GPU"
         raise CostError(f"MXNet cannot run a step of this network on {ctx}: {reason}") from error

@@ -52,6 +52,7 @@ def try_strategy(
     start: Schedule | None = None,
     bound_seconds: float = 0.0,
     since: float | None = None,
+    spent: float = 0.0,
     name: str | None = None,
     proves: bool = True,
 ) -> Attempt:
@@ -59,13 +60,13 @@ def try_strategy(
 
     ``start`` is a schedule that is known already, for strategies that take one;
     ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer. The
-    time limit counts from ``since`` (of time.monotonic()), or from now. ``name`` is what the
-    strategy is called (None: its own name). Unless it ``proves``, no bound is looked for beside
-    that of the strategy. An interrupt ends the search with the best plan so far; without any, it is
-    raised.
+    time limit counts from ``since`` (of time.monotonic()), or from now, and so many seconds of it
+    are ``spent`` already. ``name`` is what the strategy is called (None: its own name). Unless it
+    ``proves``, no bound is looked for beside that of the strategy. An interrupt ends the search
+    with the best plan so far; without any, it is raised.
     """
     problem = job.problem(budget_nbytes, start, bound_seconds=bound_seconds)
-    begin = time.monotonic() if since is None else since
+    begin = (time.monotonic() if since is None else since) - spent
     name = name or name_of(strategy)
     tell(f"{name}, {'least' if budget_nbytes is None else format_nbytes(budget_nbytes)}")
     with noticing() as interrupt:

@@ -120,10 +120,12 @@ def plan(
     - ``costs`` are the seconds of ops (:func:`memplan.step.costs.with_costs`). None means measured
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
-      costs is not counted, nor the search for the lowest total that a refusal names, which takes as
-      long again at most, nor that for ``plan.alternative``, which takes a tenth at most beside
-      tracing: by so much ``plan.planning_seconds`` may exceed it. A search ends after so much work,
-      so that equal calls give equal plans, and a plan says if ``time_limit`` cut it.
+      costs is not counted, nor starting the process that searches and loading the search, some
+      seconds, nor the search for the lowest total that a refusal names, which takes as long again
+      at most, nor that for ``plan.alternative``, which takes a tenth at most beside tracing: by
+      the last, and by loading the search, ``plan.planning_seconds`` may exceed it. A search ends
+      after so much work, so that equal calls give equal plans, and a plan says if ``time_limit``
+      cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
     - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are
@@ -173,16 +175,18 @@ def _plan(
     interrupt: Interrupt,
 ) -> Plan:
     """The plan; ``options`` are the arguments of :meth:`Job.prepare`."""
-    since = time.monotonic()
+    begin = time.monotonic()
     folder = None if cache is None else Cache.open(cache)
     job = Job.prepare(net, **options)
     budget_nbytes = parse_budget(budget, job.unplanned.total_nbytes)
     profiled = options["costs"] is None and job.on_gpu
+    # The process that searches starts on nobody's time: of short limits it would leave nothing.
+    spent = 0.0 if profiled else time.monotonic() - begin
     attempt: Attempt | None = None
     better = Alternative("", 0.0)
     try:
         with apart(job) as do:
-            task = Task(job, strategy, budget_nbytes, since=None if profiled else since, do=do)
+            task = Task(job, strategy, budget_nbytes, spent=spent, do=do)
             [attempt] = run([task], interrupt=interrupt, cache=folder)
             assert attempt is not None  # or run would have raised the interrupt
             if attempt.plan is None:

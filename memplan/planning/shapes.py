@@ -17,7 +17,7 @@ from memplan.planning.counted_before import CountedBefore
 from memplan.planning.job import Job
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
-from memplan.planning.realisation import Context, Symbol
+from memplan.planning.realisation import Context, Symbol, usable
 from memplan.planning.realised import realise
 from memplan.planning.transfer import mended, transferred
 from memplan.step.costs import Costs, table_of
@@ -82,6 +82,9 @@ class ShapePlanner:
     as a share is one of the unplanned step that comes first, or of each without ``share_of_first``.
     Without one, the first plan has the least memory, and the others may hold as much as the
     largest; so may they where a share of their own step is too little.
+
+    Raises ArgumentError for another ``unseen``, and for a ``strategy`` that there is not, or that
+    makes no plans for ``realisation``.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class ShapePlanner:
             raise ArgumentError(
                 f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {shown(unseen)}"
             )
+        create(strategy, realisation=usable(realisation))  # now, though a given plan needs none
         self.budget, self.strategy, self.realisation = budget, strategy, realisation
         table = table_of(costs)  # now, as the process may be in another folder at a later shape
         self._options = {

@@ -67,6 +67,7 @@ class Task:
     start: Schedule | None = None
     bound_seconds: float = 0.0
     since: float | None = None
+    spent: float = 0.0
     do: Do | None = None
 
     @property
@@ -88,6 +89,7 @@ class Task:
             start=self.start,
             bound_seconds=self.bound_seconds,
             since=self.since,
+            spent=self.spent,
             name=self.name,
         )
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,23 @@ def test_what_is_missing_is_named(text: str, tmp_path: Path) -> None:
         path.write_text(json.dumps(less), encoding="utf-8")
         with pytest.raises(ArgumentError, match=name if name != "format" else "no format"):
             load_plan(path)
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 3])
+@pytest.mark.parametrize(
+    "name", "footprint unplanned shapes dtypes grad_req schedule packing status".split()
+)
+def test_a_field_that_holds_something_else_is_named(
+    text: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    path, data = tmp_path / "plan.json", json.loads(text)
+    if name == "packing" and value is None and data[name] is None:
+        return
+    if name == "status":
+        value = [value]
+    path.write_text(json.dumps(data | {name: value}), encoding="utf-8")
+    with pytest.raises(ArgumentError, match=f"'{name}' cannot be {re.escape(repr(value))}"):
+        load_plan(path)
 
 
 @pytest.mark.parametrize("entry", [[3, 1, 0], [3, 10**6, 0], [4, 0, 0], [-1, 0, 0], ["x", 0]])

@@ -286,6 +286,19 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
         trace(symbol, **{"shapes": shapes, **options})
 
 
+@pytest.mark.parametrize("shapes", [{}, {"data": (8, 20)}])
+def test_a_symbol_without_outputs(shapes: dict[str, tuple[int, ...]]) -> None:
+    """As the JSON of one whose "heads" somebody has emptied; MXNet loads it."""
+    data = json.loads(dropout_net()[0].tojson()) | {"heads": []}
+    with pytest.raises(ArgumentError, match=r"the network has no outputs, so .* 'heads' are the"):
+        trace(mx.sym.load_json(json.dumps(data)), shapes=shapes)
+
+
+def test_a_network_without_arguments() -> None:
+    with pytest.raises(ArgumentError, match="'data', which is no argument of the network; it has"):
+        trace(mx.sym.MakeLoss(mx.sym.ones((2, 3))), shapes={"data": (8, 20)})
+
+
 @pytest.mark.parametrize(
     "sizes",
     [(-2, 3), (-(10**30), 3), (10**30, 0), (10**30, -1), (2**33, 0), (10**5000, 3)],

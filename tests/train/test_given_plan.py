@@ -91,6 +91,50 @@ def test_the_symbol_of_the_plan_is_not_its_network(realisation: str) -> None:
         module.bind(data.provide_data, data.provide_label)
 
 
+@pytest.mark.parametrize(
+    ("made", "asked", "reason"),
+    [
+        ("packed", "explicit", "and cannot be run as 'explicit'; leave realisation out"),
+        ("explicit", "packed", "and cannot be run as 'packed'; leave realisation out"),
+        ("packed", "updating", "as 'updating', as it keeps the gradients for update"),
+        ("updating", "packed", "as 'packed', as it uses up the gradients within the step"),
+        ("packed", "mirror", "made with realisation='explicit' or 'packed', not 'mirror'"),
+        ("packed", "quickly", "there is no realisation 'quickly'"),
+    ],
+)
+def test_another_realisation_than_that_of_the_plan_is_refused(
+    made: str, asked: str, reason: str
+) -> None:
+    given = plan(realisation=made)
+    with pytest.raises(ArgumentError, match=reason):
+        planned(NETWORK[0], plan=given, realisation=asked)
+    with pytest.raises(ArgumentError, match=reason):
+        memplan.mxnet.BucketingModule(network, 8, plan=given, realisation=asked)
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+def test_the_realisation_of_the_plan_may_be_named(realisation: str) -> None:
+    module = planned(NETWORK[0], plan=plan(realisation=realisation), realisation=realisation)
+    data = batches(NETWORK, 8)
+    module.bind(data.provide_data, data.provide_label)
+    assert module.plan is not None
+    assert module.plan.realisation == realisation
+
+
+def test_other_shapes_are_planned_by_the_realisation_of_the_plan() -> None:
+    found = of_other_shapes(plan(realisation="explicit"), strategy="memonger")
+    assert (found.realisation, found.strategy) == ("explicit", "memonger")
+
+
+@pytest.mark.parametrize("strategy", ["x", "evict:gaps=1", None])
+def test_a_strategy_that_there_is_not_is_refused_beside_a_plan(strategy: Any) -> None:
+    given = plan(realisation="packed")
+    with pytest.raises(ArgumentError, match="strategy"):
+        planned(NETWORK[0], plan=given, strategy=strategy)
+    with pytest.raises(ArgumentError, match="strategy"):
+        memplan.mxnet.BucketingModule(network, 8, plan=given, strategy=strategy)
+
+
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 def test_other_shapes_count_what_the_given_plan_counts(realisation: str) -> None:
     """The arrays that AdaGrad makes as it updates, too, which are workspace."""

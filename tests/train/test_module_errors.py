@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import mxnet as mx
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from helpers.fitting import NETWORKS, batches, planned
 from helpers.networks import two_headed_net
 from memplan.errors import ArgumentError, BudgetError, TraceError, UsageError
-from memplan.mxnet import Module
+from memplan.mxnet import BucketingModule, Module
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Status
 from memplan.strategies.base import Problem
@@ -42,6 +43,27 @@ def test_what_is_refused() -> None:
     module = planned(network[0], group2ctxs={"one": mx.cpu(0)})
     with pytest.raises(ArgumentError, match="group2ctxs"):
         module.bind(data.provide_data, data.provide_label)
+
+
+@pytest.mark.parametrize("context", ["cpu", [], (), 3, mx.cpu, [mx.cpu(), "gpu"]])
+def test_what_is_no_context(context: Any) -> None:
+    """MXNet's Module fails, too: some of these when it is made, others when it is bound."""
+    network = NETWORKS["residual"]
+    data = batches(network)
+
+    def train(kind: Any, source: Any, *more: Any) -> None:
+        module = kind(source, *more, context=context)
+        module.bind(data.provide_data, data.provide_label)
+
+    def generated(_: int) -> Any:
+        return network[0], ["data"], ["softmax_label"]
+
+    with pytest.raises((TypeError, AttributeError, IndexError)):
+        train(mx.mod.Module, network[0])
+    with pytest.raises(ArgumentError, match=r"must be a context such as mx\.gpu\(0\), or a list"):
+        train(Module, network[0])
+    with pytest.raises(ArgumentError, match=r"must be a context such as mx\.gpu\(0\), or a list"):
+        train(BucketingModule, generated, 8)
 
 
 def test_a_training_step_without_backward() -> None:

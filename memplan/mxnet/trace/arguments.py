@@ -15,6 +15,7 @@ from mxnet.ndarray.ndarray import _DTYPE_NP_TO_MX, _STORAGE_TYPE_ID_TO_STR
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import shape_is_known
+from memplan.mxnet.trace.said import said
 from memplan.mxnet.trace.too_large import check_size, check_uninferred
 from memplan.mxnet.trace.unknown_shapes import check_unknown
 from memplan.util.numbers import shown
@@ -66,7 +67,12 @@ def storage_types(symbol: mx.sym.Symbol) -> dict[str, str]:
 def check_names(
     symbol: mx.sym.Symbol, shapes: Mapping[str, Any], type_dict: Mapping[str, Any]
 ) -> None:
-    """ArgumentError for names that MXNet cannot infer anything of."""
+    """ArgumentError for names that MXNet cannot infer anything of, and for no outputs at all."""
+    if not symbol.list_outputs():
+        raise ArgumentError(
+            "the network has no outputs, so there is nothing to train; of a Symbol from JSON its "
+            "'heads' are the outputs"
+        )
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     for name in _TAKEN_NAMES:
         if name in arguments or name in states:
@@ -79,7 +85,7 @@ def check_names(
             if name not in arguments and name not in states:
                 raise ArgumentError(
                     f"a {kind} was given for {name!r}, which is no argument of the network; "
-                    f"its arguments are {_some(arguments)}"
+                    + (f"its arguments are {_some(arguments)}" if arguments else "it has none")
                 )
 
 
@@ -94,7 +100,7 @@ def _infer_shapes(
     except MXNetError as error:
         check_uninferred(symbol, inputs)
         raise ArgumentError(
-            f"the shapes {inputs} do not fit the network: {_first_line(error)}"
+            f"the shapes {inputs} do not fit the network: {said(error)}"
             f"{_advice(symbol, error)}{_unknown_size(inputs)}"
         ) from error
     names = (*symbol.list_arguments(), *symbol.list_auxiliary_states())
@@ -146,7 +152,7 @@ def _infer_dtypes(
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
-        raise ArgumentError(f"the dtypes do not fit the network: {_first_line(error)}") from error
+        raise ArgumentError(f"the dtypes do not fit the network: {said(error)}") from error
     names = (*arguments, *symbol.list_auxiliary_states())
     dtypes = dict(zip(names, [*types, *state_types], strict=True))
     untyped = [name for name, dtype in dtypes.items() if dtype is None]
@@ -246,7 +252,3 @@ def _check_dtype(name: str, dtype: Any) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return first_of(map(repr, names), 8)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]

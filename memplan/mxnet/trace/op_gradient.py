@@ -28,8 +28,11 @@ from memplan.mxnet.trace.nnvm import (
     to_symbol,
     variables,
 )
+from memplan.mxnet.trace.said import said
 
 CALL = "<op>"
+
+_BACKWARD = "_backward_"
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,23 @@ def gradient(node: Node, zero_ograds: Sequence[bool]) -> Template:
             tuple(zero_ograds),
         )
     except MXNetError as error:
-        reason = str(error).strip().splitlines()[-1].rstrip(".")
+        reason = said(error).rstrip(".")
         if all(zero_ograds) and "didn't register FGradient" in reason:
             return _zeros(len(node.inputs))
         raise TraceError(
-            f"op {node.name!r} ({node.op}) cannot be differentiated: {reason}. "
-            f"Wrap its output in BlockGrad, or leave it out of the training network."
+            f"op {node.name!r} ({node.op}) cannot be differentiated: {reason}. {_advice(node)}"
         ) from error
+
+
+def _advice(node: Node) -> str:
+    """What to do about an op that MXNet cannot differentiate."""
+    if node.op.startswith(_BACKWARD):
+        return (
+            "This Symbol has backward ops, as that of a packed, explicit or updating plan, which "
+            "is the whole step; give the network itself. By such a plan trains "
+            "memplan.mxnet.Module(net, plan=plan)."
+        )
+    return "Wrap its output in BlockGrad, or leave it out of the training network."
 
 
 def _zeros(ninputs: int) -> Template:

@@ -28,6 +28,7 @@ from memplan.planning.realisation import (
     runs_whole_steps,
     suited,
     trace_by,
+    usable,
 )
 from memplan.planning.shapes import ShapePlanner
 from memplan.util.nbytes import format_nbytes, parse_budget
@@ -63,20 +64,35 @@ def planner_of_steps(
 ) -> ShapePlanner:
     """The planner of a Module on these ``contexts``; ``options`` are those of ShapePlanner.
 
-    Raises ArgumentError for a plan ``given`` that is none, and for a realisation that does not run
-    whole steps.
+    Raises ArgumentError for a plan ``given`` that is none, or is run in another way than
+    ``realisation`` asks for, and for a realisation that does not run whole steps.
     """
     if given is not None and not isinstance(given, Plan):
         raise ArgumentError(
             f"plan must be one that memplan.plan made or load_plan has read, got {shown(given)}"
         )
+    asked = usable(realisation)
     name = suited(realisation, contexts) if given is None else given.realisation
-    if not runs_whole_steps(name):
+    for each in (name, realisation):
+        if not runs_whole_steps(each):
+            raise ArgumentError(
+                f"Module trains by plans made with realisation='explicit' or 'packed', not "
+                f"{each!r}; train the symbol of a mirror plan with mx.mod.Module"
+            )
+    if given is not None and asked not in (None, name):
         raise ArgumentError(
-            f"Module trains by plans made with realisation='explicit' or 'packed', not {name!r}; "
-            f"train the symbol of a mirror plan with mx.mod.Module"
+            f"the given plan was made with realisation={name!r}, and cannot be run as {asked!r}"
+            f"{_because_of_gradients(name, asked)}; leave realisation out, or give a plan made "
+            f"with realisation={asked!r}"
         )
     return ShapePlanner(realisation=name, **options)
+
+
+def _because_of_gradients(name: str, asked: str) -> str:
+    """Where one of two realisations updates within the step: why a plan of one is not the other."""
+    if asked == UPDATING:
+        return ", as it keeps the gradients for update()"
+    return ", as it uses up the gradients within the step" if name == UPDATING else ""
 
 
 class LossError(ArgumentError):
