@@ -1,4 +1,4 @@
-"""What packed steps take in which several recurrent layers are operators of their own.
+"""What packed steps take with several recurrent layers, or with one beside dense layers.
 
 Run as a script, with a name of ``SEEN``, it prints by how much this process grows in so many steps
 of one, and what is promised.
@@ -24,7 +24,10 @@ NSTEPS = 100
 
 
 class Stack(NamedTuple):
-    """``ncalls`` operators of ``nlayers`` layers each, and a CTC loss of ``nscores`` scores."""
+    """``ncalls`` operators of ``nlayers`` layers each, and a CTC loss of ``nscores`` scores.
+
+    Before them are dense layers of so many outputs each.
+    """
 
     mode: str
     length: int
@@ -35,11 +38,14 @@ class Stack(NamedTuple):
     nlayers: int = 1
     is_both: bool = False
     nscores: int = 200
+    dense: tuple[int, ...] = ()
 
     def network(self) -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
         """The network, and its shapes."""
         symbol = mx.sym
         net = symbol.transpose(symbol.Variable("data"), axes=(1, 0, 2))
+        for noutputs in self.dense:
+            net = symbol.relu(symbol.FullyConnected(net, num_hidden=noutputs, flatten=False))
         begin = symbol.zeros((self.nlayers * (2 if self.is_both else 1), self.batch, self.width))
         for call in range(self.ncalls):
             net = symbol.RNN(
@@ -70,6 +76,10 @@ SEEN = {
     "wider": (Stack("lstm", 160, 16, 40, 86, 2, is_both=True), 156.5),
     "three of them": (Stack("lstm", 120, 16, 40, 80, 3, is_both=True), 147.7),
     "three, large": (Stack("lstm", 110, 24, 60, 120, 3), 174.5),
+    "beside dense layers": (
+        Stack("lstm", 256, 4, 40, 96, 1, nlayers=2, is_both=True, nscores=96, dense=(300, 300, 96)),
+        95.1,
+    ),
     "one of three layers": (Stack("lstm", 90, 12, 60, 96, 1, nlayers=3, is_both=True), 103.6),
 }
 
@@ -85,9 +95,14 @@ def test_processes_take_what_is_promised(name: str) -> None:
     assert 0.7 * promised < 1e6 * grown <= 1.05 * promised + 1e7
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, moved: tuple[int, ...], kept: int) -> int:
+def counted(
+    monkeypatch: pytest.MonkeyPatch,
+    moved: tuple[int, ...],
+    kept: int,
+    dense: tuple[int, ...] = (),
+) -> int:
     """What counts for operators that keep so much each, and of which so much moves."""
-    net, shapes = Stack("gru", 30, 2, 8, 8, len(moved)).network()
+    net, shapes = Stack("gru", 30, 2, 8, 8, len(moved), dense=dense).network()
     nodes = trace(net, shapes=shapes, realisation="packed").nodes
     sizes = dict(zip((id(node) for node in nodes if node.op == "RNN"), moved, strict=True))
     monkeypatch.setattr(recurrent_workspace, "nbytes_moved", lambda node: sizes[id(node)])
@@ -111,8 +126,39 @@ def test_the_second_largest_counts_again(
     assert counted(monkeypatch, moved, kept) == sum(moved) + again
 
 
-def test_one_operator_counts_once() -> None:
-    net, shapes = SEEN["one of three layers"][0].network()
+@pytest.mark.parametrize(
+    ("moved", "kept", "again"),
+    [
+        ((1000,), 100, 2 * 1000),
+        ((10, 1000, 20), 100, 2 * 1000),
+        ((10, 1000, 900), 100, 5 * 900),
+        ((20_000_000,), 50_000_000, 30_000_000),  # with all these 100 MB
+        ((20_000_000,), 90_000_000, 0),
+        ((10_000_000, 8_000_000), 80_000_000, 32_000_000),
+    ],
+)
+def test_beside_dense_layers_the_largest_counts_again(
+    moved: tuple[int, ...], kept: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert counted(monkeypatch, moved, kept // len(moved), (8, 8)) == sum(moved) + again
+
+
+def test_beside_a_convolution_it_counts_again() -> None:
+    symbol = mx.sym
+    data = symbol.Convolution(symbol.Variable("data"), num_filter=8, kernel=(3,), pad=(1,))
+    begin = symbol.zeros((1, 2, 8))
+    rows = symbol.transpose(data, axes=(2, 0, 1))
+    options = {"state_size": 8, "num_layers": 1, "mode": "gru"}
+    net = symbol.RNN(rows, symbol.Variable("parameters"), begin, **options)
+    scores = symbol.FullyConnected(net, num_hidden=4, flatten=False)
+    nodes = trace(symbol.MakeLoss(scores), shapes={"data": (2, 8, 30)}, realisation="packed").nodes
+    [layers] = [node for node in nodes if node.op == "RNN"]
+    assert all_nbytes_moved(nodes) == 3 * nbytes_moved(layers) > 0
+
+
+@pytest.mark.parametrize("dense", [(), (8,)])
+def test_one_operator_counts_once(dense: tuple[int, ...]) -> None:
+    net, shapes = SEEN["one of three layers"][0]._replace(dense=dense).network()
     nodes = trace(net, shapes=shapes, realisation="packed").nodes
     [layers] = [node for node in nodes if node.op == "RNN"]
     assert all_nbytes_moved(nodes) == nbytes_moved(layers) > 0
