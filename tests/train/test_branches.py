@@ -181,3 +181,51 @@ def test_a_graph_trains_as_before(kind: str) -> None:
     else:
         net.hybridize()
     trained(planned(net, **QUICKLY))
+
+
+def again_and_again(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
+    """Three conds that read one layer in both branches."""
+    for _ in range(3):
+        value = x
+        x = net.b(chosen(F, lambda x=value: net.a(x), lambda x=value: F.tanh(net.a(x)), x))
+    return x
+
+
+def where_again_and_again(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
+    """The same, as the refusal advises."""
+    for _ in range(3):
+        a = net.a(x)
+        x = net.b(F.where(F.broadcast_mul(F.ones_like(a), F.sum(x) > 0), a, F.tanh(a)))
+    return x
+
+
+def test_several_conds_of_one_layer_are_refused_by_name() -> None:
+    """There is no loop, and nothing to rename."""
+    message = (
+        r"both named 'net_dense0_weight': op 'net__cond\d' \(_cond\) makes one of its own .*"
+        r"; compute a and b, .*F\.where"
+    )
+    net = planned(made(again_and_again), **QUICKLY)
+    with autograd.record(), pytest.raises(TraceError, match=message):
+        net(mx.nd.ones((2, 4)))
+
+
+def test_what_is_advised_for_several_conds_equals_mxnet() -> None:
+    found = trained(planned(made(where_again_and_again), **QUICKLY))
+    stock = [trained(made(each)) for each in (where_again_and_again, again_and_again)]
+    for own, cond, other in zip(*stock, found, strict=True):
+        np.testing.assert_allclose(other, own, rtol=1e-5)
+        np.testing.assert_allclose(other, cond, rtol=1e-4)
+
+
+def in_a_loop_and_twice(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
+    found, _ = F.contrib.foreach(lambda part, state: (net.a(part), state), F.stack(x, x), x)
+    return F.sum(found, axis=0) + net.b(net.a(net.a(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs its loop .* as an operator")
+def test_a_loop_beside_other_readers_is_named() -> None:
+    net = planned(made(in_a_loop_and_twice), **QUICKLY)
+    message = r"'net__foreach\d' \(_foreach\) makes one of its own .*; let one loop read"
+    with autograd.record(), pytest.raises(TraceError, match=message):
+        net(mx.nd.ones((2, 4)))
