@@ -114,7 +114,9 @@ class Looping(gluon.HybridBlock):
             )
             return last
         if self.around == "cond":
-            return F.contrib.cond(F.sum(x * x) > 0, lambda: loop(begin), lambda: begin * 2)
+            return F.contrib.cond(
+                F.sum(x * x) > 0, lambda: loop(begin), lambda: F.broadcast_mul(begin, first * other)
+            )
         return loop(begin)
 
 

@@ -153,7 +153,7 @@ class Unrolled(mx.gluon.HybridBlock):
             return self.cell.unroll(1, [part], begin_state=states)[0][0]
 
         if self.kind == "cond":
-            return F.contrib.cond(F.sum(x) > 0, lambda: unrolled(x), lambda: F.tanh(x))
+            return F.contrib.cond(F.sum(x) > 0, lambda: unrolled(x), lambda: F.tanh(unrolled(x)))
         parts = F.stack(x, F.tanh(x))
         if self.kind == "foreach":
             found, _ = F.contrib.foreach(lambda part, s: (unrolled(part), F.tanh(s)), parts, x)

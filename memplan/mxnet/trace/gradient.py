@@ -23,7 +23,7 @@ from memplan.mxnet.trace.nnvm import (
     is_hidden,
 )
 from memplan.mxnet.trace.op_gradient import CALL, Template, gradient
-from memplan.mxnet.trace.operators import is_made_of_symbol
+from memplan.mxnet.trace.operators import COND, is_made_of_symbol
 
 # Operators whose gradient MXNet treats as known to be zero.
 ZERO_OPS = frozenset({"_zeros", "zeros_like"})
@@ -141,9 +141,24 @@ def check_unique_names(order: Sequence[Node]) -> None:
     for node in order:
         if node.is_variable:
             if node.name in names:
-                raise TraceError(
-                    f"two different variables are both named {node.name!r}; rename one. (MXNet's "
-                    f"loops make variables of their own for the parameters that they read: let one "
-                    f"loop read such a parameter, and nothing else)"
-                )
+                _refuse_two(order, node.name)
             names.add(node.name)
+
+
+def _refuse_two(order: Sequence[Node], name: str) -> None:
+    """TraceError for two variables of this ``name``: a loop or branch may have made one."""
+    reading = [n for n in order if n.subgraphs and any(v.name == name for v, _ in n.inputs)]
+    remedy = "; rename one"
+    if reading:
+        owner = min(reading, key=lambda node: node.op != COND)
+        advice = "let one loop read the parameter, and nothing else"
+        if owner.op == COND:
+            advice = (
+                "compute a and b, of which its branches are, before it, and write "
+                "F.where(F.broadcast_mul(F.ones_like(a), condition), a, b) for the cond"
+            )
+        remedy = (
+            f": op {owner.name!r} ({owner.op}) makes one of its own for what it reads, beside that "
+            f"by which others read it; {advice}"
+        )
+    raise TraceError(f"two different variables are both named {name!r}{remedy}")

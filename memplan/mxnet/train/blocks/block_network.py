@@ -14,6 +14,7 @@ from memplan.mxnet.trace import symbol_json
 from memplan.mxnet.trace.nnvm import from_json, shape_is_known
 from memplan.mxnet.trace.probe import keeps_state_of_library
 from memplan.mxnet.train.arrays.nesting import Specs, leaves
+from memplan.mxnet.train.blocks.branches import refuse_untaken_branches
 from memplan.mxnet.train.blocks.called_apart import called_apart, marked_apart
 from memplan.mxnet.train.blocks.called_with_symbols import (
     INPUT,
@@ -93,6 +94,7 @@ def compose(
     group, noted, form = composed.symbol, composed.noted, composed.form
     ops = Ops(group, composed.outputs, noted.calls)
     _refuse_others(block, noted, ops, group, params)
+    refuse_untaken_branches(block, ops, composed.nread, params)
     refuse_unread_losses(block, ops, composed.nread, params, keep_outputs=task.keep_outputs)
     reached, by_output = losses_by_output(ops, params) if task.in_halves else ([], ())
     apart, of_any = called_apart(ops, block, params, in_halves=task.in_halves)

@@ -17,7 +17,11 @@ from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.blocks.composing_thread import Hooks
 from memplan.mxnet.train.blocks.initial_order import Calls, noting_calls
 from memplan.mxnet.train.blocks.kept_by_cells import cells_begin_anew
-from memplan.mxnet.train.blocks.named_parameters import refuse_read, telling_others_apart
+from memplan.mxnet.train.blocks.named_parameters import (
+    give_variables,
+    refuse_read,
+    telling_others_apart,
+)
 from memplan.mxnet.train.blocks.network_symbol import blocked
 from memplan.mxnet.train.blocks.refused_symbols import (
     cannot_take_symbols,
@@ -102,6 +106,7 @@ def call_with_symbols(task: Composition, specs: Specs, params: Mapping[str, Para
     block, loss, asked = task.block, task.loss, list[str]()
     inputs, labels = map(variables, specs.items, (INPUT, LABEL))
     given, blocks = list(leaves((inputs, labels))), trained_blocks(block, loss)
+    give_variables(params.values())
     # Blocks may ask which mode they are in, as DropBlock and SSD do: it is that of a training loop.
     # Names that MXNet counts begin anew, for those of equal networks to be equal.
     with (

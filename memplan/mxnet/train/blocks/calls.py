@@ -192,7 +192,8 @@ class Ops:
     Places are in ``heads`` (of what computes the outputs of the symbol, one after the other), in
     ``returned`` (of what computes ``outputs`` of a block), ``scaled`` (of the calls that are marked
     so) and ``passed`` (of variables that the graph of a block returns, where MXNet takes no
-    gradient of them). ``graphs`` are those that MXNet runs as one, and ``graph_of`` says in which
+    gradient of them), ``in_graphs`` (of ops in graphs of blocks, be they run as one or not).
+    ``graphs`` are those that MXNet runs as one, and ``graph_of`` says in which
     of them the op at a place is. ``merged`` has the places of ops that equal an earlier one of
     their graph, with the place of that: MXNet has it for both, and here, too, nothing reads the
     others.
@@ -212,6 +213,7 @@ class Ops:
         self.scaled = _places(next_heads(heads, scaled))
         self.graphs: list[Graph] = []
         self.passed: list[tuple[Block, int]] = []
+        self.in_graphs: set[int] = set()
         self.merged: dict[int, int] = {}
         for call in called:
             inputs = next_heads(heads, call.inputs or [])
@@ -225,6 +227,7 @@ class Ops:
     ) -> None:
         order = order_between(self.nodes, _places(outputs), _places(inputs))
         ops = frozenset(place for place in order if self.nodes[place]["op"] != VARIABLE)
+        self.in_graphs |= ops
         gets_twice = frozenset(entry for entry, count in Counter(inputs).items() if count > 1)
         first_of = self._merged_in(ops.difference(copies), gets_twice)
         copied = {(place, 0): tuple(self.nodes[place]["inputs"][0][:2]) for place in copies}

@@ -13,6 +13,7 @@ from memplan.errors import ArgumentError
 from memplan.mxnet.train.arrays.nesting import of_semantics
 from memplan.mxnet.train.arrays.parameters import every_parameter, own_parameters
 from memplan.mxnet.train.blocks.composing_thread import called_in_it
+from memplan.mxnet.train.blocks.read_by import is_mxnets
 
 Parameter = Any
 
@@ -92,6 +93,28 @@ def refuse_read(names: Mapping[str, str], symbol: mx.sym.Symbol) -> None:
 def _variable(name: str, parameter: Parameter) -> mx.sym.Symbol:
     """A variable for ``parameter``, of this ``name``."""
     return of_semantics(mx.sym.var(name, shape=parameter.shape, dtype=parameter.dtype))
+
+
+def give_variables(parameters: Iterable[Parameter]) -> None:
+    """Give those a variable for which MXNet makes none: it cannot write what initialises them.
+
+    So it is with ``mx.init.Constant`` of a list, or of an array for two parameters, and with
+    initializers of a script's that hold arrays. A block that gets arrays trains all the same, and
+    a step needs no initializer in the variable.
+    """
+    for parameter in parameters:
+        init = parameter.init
+        is_written = init is None or isinstance(init, str) or parameter._var is not None
+        if is_written or not is_mxnets(type(parameter).var):
+            continue
+        try:
+            parameter.var()
+        except Exception:  # dumps() of an initializer raises whatever it likes
+            parameter.init = None
+            try:
+                parameter.var()
+            finally:
+                parameter.init = init
 
 
 def _forget_graphs(parts: Iterable[mx.gluon.Block], names: Collection[str]) -> None:
