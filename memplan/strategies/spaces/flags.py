@@ -21,7 +21,15 @@ from memplan.search.segments import coarse_cuts, flags_keeping
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flaggable, flags_of, mirror
 from memplan.step.schedule import Schedule
-from memplan.strategies.spaces.space import BLOCKS_EFFORT, LARGE, SearchOptions, Space, ending
+from memplan.strategies.spaces.space import (
+    BLOCKS_EFFORT,
+    LARGE,
+    IsEnough,
+    SearchOptions,
+    Space,
+    ending,
+    never,
+)
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -69,12 +77,30 @@ class Flags(Space):
         schedule = self.improve(problem, None, stop, options)
         return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
+    def prove(
+        self,
+        problem: Problem,
+        stop: Stop,
+        options: ProofOptions,
+        facts: list[Fact],
+        is_enough: IsEnough = never,
+    ) -> None:
         effort = BLOCKS_EFFORT * options.effort
-        self.program(problem, stop, dataclasses.replace(options, effort=effort), facts)
+        options = dataclasses.replace(options, effort=effort)
+        self._program(problem, stop, options, facts, is_enough)
 
     def program(
         self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
+    ) -> None:
+        self._program(problem, stop, options, facts, never)
+
+    def _program(
+        self,
+        problem: Problem,
+        stop: Stop,
+        options: ProofOptions,
+        facts: list[Fact],
+        is_enough: IsEnough,
     ) -> None:
         assert problem.budget_nbytes is not None
         if not flaggable(problem.graph):  # and the unplanned step does not fit
@@ -82,7 +108,10 @@ class Flags(Space):
             return
         start = problem.cheapest([fact.schedule for fact in facts])
         budget_nbytes = problem.budget_nbytes
-        facts.extend(refine_flags(problem.graph, budget_nbytes, stop, options, start=start))
+        for fact in refine_flags(problem.graph, budget_nbytes, stop, options, start=start):
+            facts.append(fact)
+            if is_enough(fact.bound_seconds):
+                return
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, options: SearchOptions

@@ -27,10 +27,12 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.spaces.space import (
     BLOCKS_EFFORT,
     LARGE,
+    IsEnough,
     SearchOptions,
     Space,
     ending,
     is_slow,
+    never,
 )
 from memplan.util.stop import Stop
 
@@ -160,7 +162,14 @@ class Sequences(Space):
         schedule = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
         return [] if schedule is None else [schedule]
 
-    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
+    def prove(
+        self,
+        problem: Problem,
+        stop: Stop,
+        options: ProofOptions,
+        facts: list[Fact],
+        is_enough: IsEnough = never,
+    ) -> None:
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
         is_large, in_blocks = len(graph.ops) > LARGE, bool(problem.memory.match_ranges)
@@ -176,24 +185,9 @@ class Sequences(Space):
             return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
-
-        def solve(aim: int, until: Stop) -> Schedule | None:
-            cheapest: Schedule | None = None
-            for fact in refine_moments(
-                graph, aim, until, options if aim == budget_nbytes else repeats
-            ):
-                # What is proved for less than the budget proves nothing for the budget.
-                bound = fact.bound_seconds if aim == budget_nbytes else 0.0
-                facts.append(Fact(fact.schedule, bound))
-                if fact.schedule is not None:
-                    if cheapest is None or fact.schedule.seconds < cheapest.seconds:
-                        cheapest = fact.schedule
-                    if cheapest.seconds <= fact.bound_seconds + options.gap_seconds:
-                        break
-            return cheapest
-
+        proof = _Proof(problem, options, repeats, facts, is_enough)
         share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
-        problem.aim_lower(solve, stop, share=share)
+        problem.aim_lower(proof.solve, stop, share=share)
 
     def program(
         self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
@@ -206,6 +200,53 @@ class Sequences(Space):
     ) -> Schedule | None:
         schedule = _search(problem, problem.budget_nbytes, start, stop, options, blocks=True)
         return problem.cheapest([schedule, start])
+
+
+class _Proof:
+    """Programs of moments for the budget, and where no answer keeps it, ``repeats`` for less."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        options: ProofOptions,
+        repeats: ProofOptions,
+        facts: list[Fact],
+        is_enough: IsEnough,
+    ) -> None:
+        self.problem, self.options, self.repeats = problem, options, repeats
+        self.facts, self.is_enough = facts, is_enough
+        self.highest = problem.bound_seconds
+
+    def solve(self, aim: int, until: Stop) -> Schedule | None:
+        """The cheapest schedule found in ``aim`` bytes; None, too, where a known one is enough."""
+        is_lower = aim != self.problem.budget_nbytes
+        if is_lower and self.is_enough(self.highest):
+            return None
+        options = self.repeats if is_lower else self.options
+        cheapest: Schedule | None = None
+        for fact in refine_moments(self.problem.graph, aim, until, options):
+            # What is proved for less than the budget proves nothing for the budget.
+            bound = 0.0 if is_lower else fact.bound_seconds
+            self.facts.append(Fact(fact.schedule, bound))
+            self.highest = max(self.highest, bound)
+            if fact.schedule is not None:
+                if cheapest is None or fact.schedule.seconds < cheapest.seconds:
+                    cheapest = fact.schedule
+                if cheapest.seconds <= fact.bound_seconds + options.gap_seconds:
+                    break
+                if cheapest is fact.schedule and self._ends(cheapest):
+                    break
+            if not is_lower and self.is_enough(bound):
+                return None
+        return cheapest
+
+    def _ends(self, schedule: Schedule) -> bool:
+        """Is it good enough by what is proved for the budget, and keeps that?
+
+        A program for less than the budget may prove less than that.
+        """
+        is_near = schedule.seconds <= self.highest + self.options.gap_seconds
+        return is_near and self.problem.cheapest([schedule]) is not None
 
 
 def _in_turns(graph: TrainingGraph, options: SearchOptions) -> Reordered:

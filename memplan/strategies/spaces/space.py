@@ -8,7 +8,7 @@ of them, and a search that improves one. There are two: :mod:`memplan.strategies
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -31,6 +31,16 @@ MOVES_PER_ROUND = 5000
 
 # What part of the usual effort a program gets for blocks, which its schedules seldom fit.
 BLOCKS_EFFORT = 0.25
+
+
+# Whether a schedule is known that is good enough by this proven bound in seconds.
+IsEnough = Callable[[float], bool]
+
+
+def never(bound_seconds: float) -> bool:
+    """What is known is good enough by no bound."""
+    del bound_seconds
+    return False
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,18 @@ class Space(Protocol):
         del problem, stop, options
         return None
 
-    def prove(self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]) -> None:
-        """Add to ``facts`` what is quickly proved, and the schedules that come of it."""
+    def prove(
+        self,
+        problem: Problem,
+        stop: Stop,
+        options: ProofOptions,
+        facts: list[Fact],
+        is_enough: IsEnough = never,
+    ) -> None:
+        """Add to ``facts`` what is quickly proved, and the schedules that come of it.
+
+        It ends where ``is_enough`` says that by what is proved a known schedule is good enough.
+        """
 
     def program(
         self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
