@@ -158,6 +158,25 @@ def test_what_is_made_after_a_release_is_not_kept(monkeypatch: pytest.MonkeyPatc
     assert kept == [0]
 
 
+def held_by_mxnets_thread_mib() -> tuple[float, float]:
+    """What a thread of MXNet's holds at the end of its memory: after malloc_trim, and a release."""
+    release(mx.nd.ones((1,)).context)
+    keep_below(32 * MIB)
+    before = resident_mib()
+    arrays = [mx.nd.ones((24000,)) for _ in range(500)]
+    mx.nd.waitall()
+    del arrays
+    trimmed = resident_mib()
+    release(mx.cpu())
+    return trimmed - before, resident_mib() - before
+
+
+def test_a_release_returns_what_is_free_in_mxnets_thread() -> None:
+    trimmed, released = in_a_fresh_process(held_by_mxnets_thread_mib)
+    assert trimmed > 20, "nothing to tell"
+    assert released < 10
+
+
 def grown_by_gradients_mib() -> tuple[float, float]:
     """Parameters that were frozen for a while, and by how much a first step grows the process."""
     net = gluon.nn.HybridSequential()

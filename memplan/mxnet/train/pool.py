@@ -24,7 +24,11 @@ from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
-from memplan.util.heap import give_back_what_is_free, keep_below
+from memplan.util.heap import give_back_what_is_free, keep_below, returning_ends
+
+# What MXNet's thread frees to return what is free at the end of its memory: glibc looks there
+# where 64 KiB and more are freed, and has what is below 128 KiB in that memory.
+_FREED_NBYTES = 96 << 10
 
 NDArray = Any
 
@@ -174,15 +178,16 @@ def release(ctx: mx.Context) -> None:
     """Give the memory of arrays that nobody holds any more back to the device, now.
 
     On a CPU the C library has kept the smaller ones, and the next executor's may not fit there.
-    What is made from now on is not kept, until a step says otherwise: where threads of MXNet's have
-    made it, what is free at the end of their memory would stay (mtrim of malloc/malloc.c), and a
-    step that takes the place of an evaluation would come on top of it.
+    What is made from now on is not kept, until a step says otherwise.
     """
     mx.nd.waitall()
     ctx.empty_cache()
     if ctx.device_type != "gpu":
-        give_back_what_is_free()
         keep_below(0)
+        with returning_ends():
+            mx.nd.zeros((_FREED_NBYTES,), ctx, "int8").wait_to_read()  # in MXNet's thread
+            mx.nd.waitall()
+        give_back_what_is_free()
 
 
 def training_need(plan: Plan) -> Need:
