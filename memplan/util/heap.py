@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 # Numbers of mallopt (malloc.h), and what glibc begins and ends with: memory above the threshold
@@ -42,11 +43,31 @@ def keep_below(nbytes: int) -> None:
     that time, and what is kept after those first steps is one piece, not holes too small for the
     next array.
     """
-    if any(os.environ.get(name) for name in _DECISIONS):
+    if _is_decided():
         return
     _set(_MMAP_THRESHOLD, max(nbytes, _LEAST_NBYTES))
     _set(_TRIM_THRESHOLD, 2 * KEPT_NBYTES)
     _set(_TOP_PAD, _PIECE_NBYTES if nbytes > _LEAST_NBYTES else _LEAST_NBYTES)
+
+
+@contextlib.contextmanager
+def returning_ends() -> Iterator[None]:
+    """Within, a thread that frees 64 KiB returns what is free at the end of its memory, too.
+
+    :func:`give_back_what_is_free` returns that of the first thread alone (mtrim of glibc's
+    malloc/malloc.c), and all else that is free. ``keep_below(0)`` comes before.
+    """
+    if not _is_decided():
+        _set(_TRIM_THRESHOLD, _LEAST_NBYTES)
+    try:
+        yield
+    finally:
+        if not _is_decided():
+            _set(_TRIM_THRESHOLD, 2 * KEPT_NBYTES)
+
+
+def _is_decided() -> bool:
+    return any(os.environ.get(name) for name in _DECISIONS)
 
 
 def _set(parameter: int, nbytes: int) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import multiprocessing
 import os
 import weakref
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from mxnet import autograd, gluon
 
 import memplan
+from helpers.fresh_process import in_a_fresh_process
 from helpers.module_runs import batch, module_steps
 from helpers.networks import hinted_resnet, residual_net, unrolled_lstm
 from memplan.mxnet import Module
@@ -107,12 +106,6 @@ def packed_and_grown_mib() -> tuple[float, list[float]]:
     return plan.allocated_nbytes / MIB, found
 
 
-def in_a_fresh_process(measure: Any) -> Any:
-    """Here, what other tests have freed would be taken again unnoticed."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(measure).result()
-
-
 @pytest.mark.long
 def test_mxnet_shares_as_modelled() -> None:
     shared, grown, alone = in_a_fresh_process(shared_and_grown_mib)
@@ -156,6 +149,25 @@ def test_what_is_made_after_a_release_is_not_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("memplan.mxnet.train.pool.keep_below", kept.append)
     release(mx.nd.ones((1,)).context)
     assert kept == [0]
+
+
+def held_by_mxnets_thread_mib() -> tuple[float, float]:
+    """What a thread of MXNet's holds at the end of its memory: after malloc_trim, and a release."""
+    release(mx.nd.ones((1,)).context)
+    keep_below(32 * MIB)
+    before = resident_mib()
+    arrays = [mx.nd.ones((24000,)) for _ in range(500)]
+    mx.nd.waitall()
+    del arrays
+    trimmed = resident_mib()
+    release(mx.cpu())
+    return trimmed - before, resident_mib() - before
+
+
+def test_a_release_returns_what_is_free_in_mxnets_thread() -> None:
+    trimmed, released = in_a_fresh_process(held_by_mxnets_thread_mib)
+    assert trimmed > 20, "nothing to tell"
+    assert released < 10
 
 
 def grown_by_gradients_mib() -> tuple[float, float]:

@@ -101,3 +101,43 @@ thread.start()
 thread.join()
 """
     assert answers(code) == "True True"
+
+
+def test_what_is_free_at_the_ends_of_other_threads_memory_is_returned() -> None:
+    code = """
+import os, threading
+from memplan.util.heap import returning_ends
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+held = [0] * 400  # which lies elsewhere
+
+def run():
+    for place in range(400):
+        held[place] = libc.malloc(100 << 10)
+    for address in held:
+        ctypes.memset(address, 1, 100 << 10)
+    for address in held:
+        libc.free(address)
+    has_freed.set()
+    again.wait()
+    libc.free(libc.malloc(100 << 10))
+
+keep_below(32 << 20)
+before, has_freed, again = resident(), threading.Event(), threading.Event()
+thread = threading.Thread(target=run)
+thread.start()
+has_freed.wait()
+give_back_what_is_free()
+kept = resident() - before > 30 << 20
+keep_below(0)
+with returning_ends():
+    again.set()
+    thread.join()
+print(kept, resident() - before < 10 << 20)
+keep_below(32 << 20)
+print(comes_from_the_system())
+"""
+    assert answers(code).split() == ["True", "True", "False"]

@@ -119,6 +119,13 @@ class StepArrays:
         """Is the ``k``-th output of a step written?"""
         return (step, k) in self._locations or (step, k) in self.outside
 
+    def place(self, step: int, k: int) -> range:
+        """The bytes of the memory in which the ``k``-th output of a step is; none if outside."""
+        at = self._locations.get((step, k))
+        tensor, _ = self._outputs(step)[k]
+        nbytes = self.lowered.schedule.graph.tensors[tensor].nbytes
+        return range(at.offset, at.offset + nbytes) if at is not None else range(0)
+
     def entries(self, step: int) -> list[tuple[Any, int]]:
         """What a step reads: the step, or the node of the variable, and which of its outputs.
 

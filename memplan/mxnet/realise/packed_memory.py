@@ -21,7 +21,7 @@ from memplan.mxnet.realise.placed_arrays import (
 )
 from memplan.mxnet.realise.update_calls import AnyCall
 from memplan.mxnet.realise.workspace import OneWorkspace
-from memplan.util.huge_pages import ask_for_huge_pages
+from memplan.util.pages import ask_for_huge_pages, give_back_pages
 
 NDArray = Any
 
@@ -56,6 +56,8 @@ class PackedMemory:
         # Fences of what the last step has left, and what the next bundle is to begin with.
         self._left: Sequence[Marker] = ()
         self._first: Sequence[Marker] = ()
+        # The bytes that the last step has left; None while one runs, and if no others are held.
+        self._kept: Sequence[range] | None = None
         self._fence = Marker([], [self.fence], ctx)
         # Every so many bundles one of two arrays is written, in turn, and waited for before it is
         # written again: whoever is woken then makes ready several bundles.
@@ -91,6 +93,32 @@ class PackedMemory:
         """
         self._first, self._left = (*self._first, *self._left), left
         self._nbundles += STEP
+        self._kept = None
+
+    def end(self, kept: Sequence[range]) -> None:
+        """End a step, of which the bytes ``kept``, from place to place, stay until the next one."""
+        self._kept = kept
+
+    @property
+    def can_give_back(self) -> bool:
+        """Does it hold more than what a step has left, and does none run?"""
+        return self._kept is not None and self.ctx.device_type == "cpu"
+
+    def give_back(self) -> None:
+        """Return all but what the last step has left to the system, until the next one begins.
+
+        Nothing that the engine was asked for may be under way in the memory. Arrays and calls stay
+        what they are.
+        """
+        kept, self._kept = self._kept or (), None
+        for number, segment in enumerate(self._segments):
+            begin, address = number * SEGMENT_NBYTES, address_of(segment)
+            place, end = begin, begin + 8 * segment.size
+            for part in sorted(kept, key=lambda part: part.start):
+                if begin <= part.start < end:
+                    give_back_pages(address + place - begin, part.start - place)
+                    place = max(place, part.stop)
+            give_back_pages(address + place - begin, end - place)
 
     def prepare(self) -> None:
         """Before calls are made in this thread."""

@@ -103,7 +103,7 @@ class PackedStep:
         self._mib = packing.nbytes >> 20
         self._monitor: Monitor | None = None
         self._is_unfinished = False
-        self.outputs = _outputs(trace, of_steps)
+        self.outputs, self._kept = _outputs(trace, of_steps)
         in_memory = of_steps.in_memory()
         self._fences = _fences(self._calls, memory, in_memory)
         self._left = memory.fences(self.outputs, in_memory)
@@ -158,6 +158,8 @@ class PackedStep:
             self._scope.restore()
             raise
         self._is_unfinished = end < len(self._calls)
+        if not self._is_unfinished:
+            self.memory.end(self._kept)
 
     def _make(self, begin: int, end: int) -> None:
         """Make these calls, within the scope."""
@@ -225,14 +227,21 @@ def _fences(
     }
 
 
-def _outputs(trace: Trace, arrays: StepArrays) -> list[NDArray]:
-    """The arrays of the network's outputs, then of the gradients that the step leaves."""
+def _outputs(trace: Trace, arrays: StepArrays) -> tuple[list[NDArray], list[range]]:
+    """The arrays of the network's outputs, then of the gradients that the step leaves.
+
+    And the bytes of the memory that these are.
+    """
     sources = iter(arrays.lowered.schedule.heads)
-    return [
-        arrays.arguments[node.name] if node.is_variable else arrays.value(next(sources), k)
-        for node, k in trace.heads
-        if node.op != UPDATE
-    ]
+    outputs, places = [], []
+    for node, k in trace.heads:
+        if node.is_variable:
+            outputs.append(arrays.arguments[node.name])
+        elif node.op != UPDATE:
+            step = next(sources)
+            outputs.append(arrays.value(step, k))
+            places.append(arrays.place(step, k))
+    return outputs, places
 
 
 def _outside(

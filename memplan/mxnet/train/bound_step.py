@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ from memplan.mxnet.train.blocks.static_graphs import StaticObjects, renew_graphs
 from memplan.mxnet.train.blocks.sums_of_loss import Reads, adds_as_graph
 from memplan.mxnet.train.first_half import FirstHalf
 from memplan.mxnet.train.parameters_of_step import arguments_of, initialised, place_of
-from memplan.mxnet.train.pool import Pool
+from memplan.mxnet.train.pool import Need, Pool, inference_need
 from memplan.mxnet.train.step_outputs import StepOutputs
 from memplan.mxnet.train.train_executor import TrainExecutor
 from memplan.planning.plan import Plan
@@ -141,6 +142,17 @@ class BoundStep:
         """Before a step; what it returns is nested so."""
         self.form = form
         self._objects.begin()
+
+    @functools.cached_property
+    def ninputs(self) -> int:
+        """The elements of the inputs of the block."""
+        shapes = self.network.shapes.items()
+        return sum(math.prod(shape) for name, shape in shapes if name.startswith(INPUT))
+
+    @functools.cached_property
+    def inference_need(self) -> Need:
+        """What MXNet evaluates the block in, of inputs as large as the step's."""
+        return inference_need(self.executor.trace, self.executor.ctx.device_type)
 
     def statistics(self) -> list[Parameter]:
         """The parameters that the step itself writes, such as the statistics of a BatchNorm."""

@@ -32,6 +32,7 @@ from memplan.mxnet.train.arrays.read_by_loss import ReadByLoss
 from memplan.mxnet.train.blocks.block_parameters import GivenArrays, reason_unknown
 from memplan.mxnet.train.blocks.cached_graphs import make_graph, may_read_trained
 from memplan.mxnet.train.blocks.kept_by_cells import cells_use_arrays
+from memplan.mxnet.train.evaluation import is_evaluation
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, overwriting, warn_of_shared
 from memplan.mxnet.train.own_calls import OwnCalls
 from memplan.mxnet.train.taking_turns import TURN, is_mxnets_thread
@@ -90,6 +91,8 @@ class PlannedCalls:
         elif trains and (reason := self._given.reason() or reason_unknown(block)):
             trains = False
             self._warn_of_unplanned(reason)
+        if is_evaluation():
+            self.step.make_room(args)
         if others or not (arrays and trains):
             with cells_use_arrays(block):
                 return unplanned_forward(*args, **named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -24,7 +25,11 @@ from memplan.mxnet.train.arrays.input_memory import InputMemory
 from memplan.mxnet.train.arrays.marks import REMEMBERED, Earlier
 from memplan.planning.plan import Plan
 from memplan.step.schedule import Schedule
-from memplan.util.heap import give_back_what_is_free, keep_below
+from memplan.util.heap import KEPT_NBYTES, give_back_what_is_free, keep_below, returning_ends
+
+# What MXNet's thread frees to return what is free at the end of its memory: glibc looks there
+# where 64 KiB and more are freed, and has what is below 128 KiB in that memory.
+_FREED_NBYTES = 96 << 10
 
 NDArray = Any
 
@@ -40,6 +45,16 @@ class Need:
     packed_nbytes: int = 0
     is_step: bool = False
     of_inference_nbytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.blocks) + self.packed_nbytes + self.of_inference_nbytes
+
+    def times(self, factor: float) -> Need:
+        """This for inference with so many times the inputs."""
+        blocks = tuple(math.ceil(factor * nbytes) for nbytes in self.blocks)
+        return Need(blocks, of_inference_nbytes=math.ceil(factor * self.of_inference_nbytes))
 
 
 class Pool:
@@ -68,7 +83,7 @@ class Pool:
         self._room = 0
         #: Is there a budget that inference must keep, too?
         self.is_limited = True
-        self._is_new = True
+        self._is_new, self._is_given_back = True, False
 
     def begin(self, ctx: mx.Context) -> None:
         """Before the first step here, give back the memory of models that nobody has any more.
@@ -110,6 +125,26 @@ class Pool:
         if not more and not self.is_limited:
             return True
         return self.nbytes + more + self._beside(need) <= self._room + self._of_steps_nbytes
+
+    @property
+    def can_give_back(self) -> bool:
+        """Is there a budget, and memory that packed steps can give back until the next one runs?"""
+        return self.is_limited and self.memory is not None and self.memory.can_give_back
+
+    def give_back(self, ctx: mx.Context) -> None:
+        """Until the next step, give back what packed steps hold and nobody can read."""
+        release(ctx)
+        if self.memory is not None and self.memory.can_give_back:
+            self.memory.give_back()
+            self._is_given_back = True
+        # MXNet makes the arrays of each evaluation anew: to return them between would take longer.
+        keep_below(KEPT_NBYTES)
+
+    def take_back(self, ctx: mx.Context) -> None:
+        """Before a step: have evaluations, to which memory was given back, leave theirs."""
+        if self._is_given_back:
+            self._is_given_back = False
+            release(ctx)
 
     def add(
         self, need: Need, executor: mx.executor.Executor | None, memory: PackedMemory | None = None
@@ -174,15 +209,16 @@ def release(ctx: mx.Context) -> None:
     """Give the memory of arrays that nobody holds any more back to the device, now.
 
     On a CPU the C library has kept the smaller ones, and the next executor's may not fit there.
-    What is made from now on is not kept, until a step says otherwise: where threads of MXNet's have
-    made it, what is free at the end of their memory would stay (mtrim of malloc/malloc.c), and a
-    step that takes the place of an evaluation would come on top of it.
+    What is made from now on is not kept, until a step says otherwise.
     """
     mx.nd.waitall()
     ctx.empty_cache()
     if ctx.device_type != "gpu":
-        give_back_what_is_free()
         keep_below(0)
+        with returning_ends():
+            mx.nd.zeros((_FREED_NBYTES,), ctx, "int8").wait_to_read()  # in MXNet's thread
+            mx.nd.waitall()
+        give_back_what_is_free()
 
 
 def training_need(plan: Plan) -> Need:

@@ -32,6 +32,7 @@ from memplan.mxnet.train.blocks.block_parameters import GivenArrays, check_array
 from memplan.mxnet.train.blocks.called_with_symbols import trained_blocks
 from memplan.mxnet.train.blocks.hooks import call_after, call_before
 from memplan.mxnet.train.bound_step import BoundStep
+from memplan.mxnet.train.evaluation import make_room, make_room_before_calls
 from memplan.mxnet.train.first_half import FirstHalf, differentiate, heads_of, overwriting
 from memplan.mxnet.train.given_once import GivenOnce
 from memplan.mxnet.train.parameters_of_step import contexts_of_params
@@ -263,6 +264,10 @@ class TrainStep:
             half.leave()
             del self.unfinished[half.bound.executor.ctx]
 
+    def make_room(self, inputs: Arrays) -> None:
+        """Before MXNet evaluates the block on ``inputs``, in memory of its own."""
+        make_room(self._bound, self._pools, inputs)
+
     def _ready(self, batch: Arrays, *, in_halves: bool) -> BoundStep:
         """The plan for ``batch``, bound."""
         kind, ctx = (specs_of(batch), in_halves), one_context(batch)
@@ -279,6 +284,7 @@ class TrainStep:
             plan, network = self._plans.find(kind, params, ctx, composed, to_run=True)
             bound = self._bound[kind, ctx] = self._bind(plan, network, params, ctx)
             bound.within = self._trainer.updates_within(bound.arguments, in_halves)
+        self._pools[ctx].take_back(ctx)
         self._pools[ctx].serve(bound.gradients)
         self._plans.changes.run(kind, ctx)
         bound.prepare((composed or bound.network).form)
@@ -298,6 +304,8 @@ class TrainStep:
         for place in unfit:
             self._pools[place].clear()
         pool.make_room(ctx)
+        if plan.budget_nbytes is not None and not self.graphs.of_calls:
+            make_room_before_calls(self)
         updates = self._trainer.updates() if plan.trace.form.updates else None
         bound = BoundStep(plan, network, params, ctx, pool, updates)
         pool.add(need, bound.executor.pool, bound.executor.memory)
