@@ -17,6 +17,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import optimizer as optimizers
+from mxnet.lr_scheduler import LRScheduler
+from mxnet.optimizer import optimizer as written
 
 from memplan.mxnet.realise.update_calls import Operators, UpdateOperator
 from memplan.mxnet.train.blocks.read_by import is_mxnets
@@ -120,22 +122,42 @@ _METHODS = (
 )
 
 
-# Those of classes, as they were when all of them were found to be MXNet's.
+# The functions that they may call in MXNet's module, which a script may put others in the place of.
+_FUNCTIONS = tuple(_NSTATES)
+
+# What those of a class call, as it was when all of it was found to be MXNet's.
 _WRITTEN: dict[type, list[Any]] = {}
 
 
 def _is_as_written(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Is it of a class that is known here, and is all that it calls MXNet's?"""
+    """Is it of a class that is known here, and is all that it calls MXNet's?
+
+    A scheduler of the script's may set what the optimizer reads after it has asked for the rate, as
+    a momentum.
+    """
     kind = type(optimizer)
     if kind not in _OPTIONS or not vars(optimizer).keys().isdisjoint(_METHODS):
         return False
-    methods = [getattr(kind, name, None) for name in _METHODS]
-    if methods == _WRITTEN.get(kind):
+    if not _is_mxnets_scheduler(optimizer.lr_scheduler):
+        return False
+    called = [getattr(kind, name, None) for name in _METHODS]
+    called += [getattr(written, name, None) for name in _FUNCTIONS]
+    if called == _WRITTEN.get(kind):
         return True
-    if all(map(is_mxnets, filter(None, methods))):
-        _WRITTEN[kind] = methods
+    if all(map(is_mxnets, filter(None, called))):
+        _WRITTEN[kind] = called
         return True
     return False
+
+
+def _is_mxnets_scheduler(scheduler: Any) -> bool:
+    """Is there none, or one of MXNet's as it was written, which changes nothing but itself?"""
+    if scheduler is None:
+        return True
+    kind = type(scheduler)
+    if kind.__module__ != LRScheduler.__module__ or "get_warmup_lr" in vars(scheduler):
+        return False
+    return is_mxnets(kind.__call__) and is_mxnets(kind.get_warmup_lr)
 
 
 class Numbered:
