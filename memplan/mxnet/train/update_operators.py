@@ -187,15 +187,31 @@ class OperatorsOfStep:
 
     def __init__(self) -> None:
         self._optimizer: Any = None
+        #: In how many steps up to now, without one in between, it has changed what they are.
+        self.nchanges = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold no states: they may be others in the next step, or need not be held at all.
+
+        What is known goes first: Ctrl-C may come here.
+        """
         self._layout: tuple[Any, ...] = ()
+        self._last: tuple[bytes | None, Operators] = (None, {})
         self._given: Sequence[Any] = ()
         self._states: list[tuple[NDArray, ...]] = []
         self._kinds: list[_Kind] = []
         self._called: dict[_Kind, tuple[str, Options]] = {}
-        self._exactly: bytes | None = None
-        #: In how many steps up to now, without one in between, it has changed what they are.
-        self.nchanges = 0
-        self._operators: dict[str, tuple[UpdateOperator, tuple[NDArray, ...]]] = {}
+
+    def are_replaced(self, updater: mx.optimizer.Updater) -> bool:
+        """Has ``updater`` others in place of the states of the step before?"""
+        if not self._layout:
+            return False
+        now = [updater.states.get(index) for index in self._layout[0].weights]
+        if self._are_given(now):
+            return False
+        arrays = [[*map(id, _arrays_of(state))] for state in now]
+        return arrays != [[*map(id, state)] for state in self._states]
 
     def begin(self, updater: mx.optimizer.Updater, numbered: Numbered) -> bool:
         """Are those known by which ``updater``, which has all states, updates in a step?"""
@@ -205,9 +221,11 @@ class OperatorsOfStep:
         given = [updater.states[index] for index in numbered.weights]
         layout = numbered, type(optimizer), optimizer.multi_precision
         if layout != self._layout or not self._are_given(given):
-            self._layout, self._given, self._exactly = layout, given, None
-            self._states = [_arrays_of(state) for state in given]
-            self._kinds = _kinds(updater, numbered, self._states)
+            states = [_arrays_of(state) for state in given]
+            kinds = _kinds(updater, numbered, states)
+            self.forget()
+            self._given, self._states, self._kinds = given, states, kinds
+            self._layout = layout  # at the end, for Ctrl-C may come before
         options = _OPTIONS[type(optimizer)]
         self._called = {kind: options(optimizer, *kind) for kind in set(self._kinds)}
         called = self._called.items()
@@ -238,18 +256,17 @@ class OperatorsOfStep:
             numbers = [optimizer._index_update_count[index] for index in order]
         options = [(op, *given.items()) for op, given in self._called.values()]
         exactly = _exactly((order, lrs, wds, numbers, options))
-        if exactly is not None and exactly == self._exactly:
+        known, operators = self._last
+        if exactly is not None and exactly == known:
             self.nchanges = 0
-        else:
-            self._exactly = exactly
-            self.nchanges += 1
-            rates = dict(zip(order, zip(lrs, wds, numbers, strict=True), strict=True))
-            self._operators = self._made([rates[index] for index in numbered.weights])
-        return self._operators
+            return operators
+        self.nchanges += 1
+        rates = dict(zip(order, zip(lrs, wds, numbers, strict=True), strict=True))
+        operators = self._made([rates[index] for index in numbered.weights])
+        self._last = exactly, operators  # both at once, for Ctrl-C may come before
+        return operators
 
-    def _made(
-        self, rates: Sequence[tuple[float, float, int]]
-    ) -> dict[str, tuple[UpdateOperator, tuple[NDArray, ...]]]:
+    def _made(self, rates: Sequence[tuple[float, float, int]]) -> Operators:
         """What updates each parameter by its learning rate, decay and number of updates."""
         operators: dict[Any, UpdateOperator] = {}
         result = {}
