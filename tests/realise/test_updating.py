@@ -54,6 +54,9 @@ class Descent:
         yield
         assert sorted(self.order) == sorted(weights)
 
+    def serve(self, step: Any) -> None:
+        """It replaces no states."""
+
     def update(self, name: str, weight: Any, gradient: Any) -> None:
         self.order.append(name)
         descend(weight, gradient)

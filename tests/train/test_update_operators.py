@@ -11,6 +11,7 @@ import pytest
 from mxnet import gluon
 from mxnet.ndarray import register
 from mxnet.ndarray.ndarray import NDArrayBase
+from mxnet.optimizer import optimizer as written
 
 from helpers.trainer_loops import Loop, differing, within
 from memplan.mxnet.realise.engine import _BULK_SIZE, engine
@@ -173,6 +174,10 @@ class Mine(mx.optimizer.SGD):  # type: ignore[misc]
     updates_in_any_order = True
 
 
+class MyRates(mx.lr_scheduler.FactorScheduler):  # type: ignore[misc]
+    """As one of MXNet's, but of the script's."""
+
+
 def rates_of(optimizer: Any) -> None:
     optimizer._get_lrs = lambda indices: [0.5 for _ in indices]
 
@@ -183,6 +188,8 @@ def rates_of(optimizer: Any) -> None:
         (Mine(), lambda _: None),
         (mx.optimizer.AdaGrad(), lambda _: None),
         (mx.optimizer.SGD(), rates_of),
+        (mx.optimizer.SGD(lr_scheduler=MyRates(2)), lambda _: None),
+        (mx.optimizer.SGD(lr_scheduler=lambda _: 0.1), lambda _: None),
         (mx.optimizer.SGD(), lambda optimizer: setattr(optimizer, "momentum", 0.9)),
         (mx.optimizer.SGD(momentum=0.9), lambda optimizer: setattr(optimizer, "momentum", 0)),
         (mx.optimizer.Adam(multi_precision=True), lambda _: None),
@@ -208,6 +215,25 @@ def test_a_method_of_the_class_may_be_replaced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mx.optimizer.Optimizer, "_get_wds", lambda *_: [0.0])
     with updates.step(weights):
         assert not updates.by_operators
+
+
+def test_a_function_that_mxnet_calls_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, update = [], written.adam_update
+
+    def halved(*arrays: Any, lr: float, **options: Any) -> None:
+        update(*arrays, lr=lr * 0.5, **options)
+
+    for planned in (False, True):
+        loop = Loop("adam", {"learning_rate": 0.1}, planned=planned)
+        loop.start()
+        mx.random.seed(9)
+        loop.train(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(written, "adam_update", halved)
+            loop.train(2)
+        loop.train(2)
+        found.append(loop.values())
+    assert not differing(*found)
 
 
 def test_who_watches_parameters_is_told() -> None:

@@ -102,9 +102,10 @@ class Bundle:
         operators = self._updates[0].updates.operators
         if operators is self._operators:
             return False
-        self._operators, self.operation = operators, None
+        self.operation = None
         for call in self._updates:
             call.prepare()
+        self._operators = operators  # at the end, for Ctrl-C may come before
         return True
 
     def keep(self, place: int, marks: Sequence[Any], size: int) -> None:

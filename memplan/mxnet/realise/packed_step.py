@@ -98,6 +98,8 @@ class PackedStep:
         self._update_calls = [call for call in self._calls if isinstance(call, UpdateCall)]
         self._weights = {call.name: call.weight for call in self._update_calls}
         self._bundles: dict[tuple[int, int], list[Bundle]] = {}
+        if self._updates is not None:
+            self._updates.serve(self)
         self._kind = False, False, False
         self._trace, self._schedule = trace, schedule
         self._mib = packing.nbytes >> 20
@@ -118,13 +120,17 @@ class PackedStep:
                 updates = self._updates
                 kind = updates.in_turn, updates.by_operators, updates.are_changing
                 if kind != self._kind:  # the optimizer is another one
-                    self._bundles.clear()
+                    self.forget_updates()
                     self._kind = kind
-                    for call in self._update_calls:
-                        call.skips = None
                 self._begin()
                 self._run(0, len(self._calls))
         return self.outputs
+
+    def forget_updates(self) -> None:
+        """Hold no states of an optimizer, between two steps: neither do bundles that were kept."""
+        self._bundles.clear()
+        for call in self._update_calls:
+            call.forget()
 
     def first(self) -> None:
         """Run the first half of a step."""

@@ -39,6 +39,13 @@ class UpdateOperator:
 Operators = Mapping[str, tuple[UpdateOperator, tuple[NDArray, ...]]]
 
 
+class Holder(Protocol):
+    """A step whose calls hold the states that they write."""
+
+    def forget_updates(self) -> None:
+        """Hold them no longer."""
+
+
 class Updates(Protocol):
     """Updates parameters within a step, as an optimizer does behind it.
 
@@ -66,6 +73,9 @@ class Updates(Protocol):
 
     def update(self, name: str, weight: NDArray, gradient: NDArray) -> None:
         """Update the parameter of this name; ``gradient`` is written over afterwards."""
+
+    def serve(self, step: Holder) -> None:
+        """From now on tell ``step``, which need not live on, where states have been replaced."""
 
 
 class UpdateCall:
@@ -106,6 +116,11 @@ class UpdateCall:
     def noperations(self) -> int:
         """As of :class:`Call`."""
         return self._call.noperations if self.updates.by_operators and self._call else 0
+
+    def forget(self) -> None:
+        """Hold no states, and know nothing of the steps up to now."""
+        self._operators = self._call = self.skips = None
+        self._states = ()
 
     def prepare(self) -> None:
         """Make it ready for the operator of this step: in no bundle, for this may free states.

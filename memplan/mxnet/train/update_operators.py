@@ -17,6 +17,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import optimizer as optimizers
+from mxnet.lr_scheduler import LRScheduler
+from mxnet.optimizer import optimizer as written
 
 from memplan.mxnet.realise.update_calls import Operators, UpdateOperator
 from memplan.mxnet.train.blocks.read_by import is_mxnets
@@ -120,22 +122,42 @@ _METHODS = (
 )
 
 
-# Those of classes, as they were when all of them were found to be MXNet's.
+# The functions that they may call in MXNet's module, which a script may put others in the place of.
+_FUNCTIONS = tuple(_NSTATES)
+
+# What those of a class call, as it was when all of it was found to be MXNet's.
 _WRITTEN: dict[type, list[Any]] = {}
 
 
 def _is_as_written(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Is it of a class that is known here, and is all that it calls MXNet's?"""
+    """Is it of a class that is known here, and is all that it calls MXNet's?
+
+    A scheduler of the script's may set what the optimizer reads after it has asked for the rate, as
+    a momentum.
+    """
     kind = type(optimizer)
     if kind not in _OPTIONS or not vars(optimizer).keys().isdisjoint(_METHODS):
         return False
-    methods = [getattr(kind, name, None) for name in _METHODS]
-    if methods == _WRITTEN.get(kind):
+    if not _is_mxnets_scheduler(optimizer.lr_scheduler):
+        return False
+    called = [getattr(kind, name, None) for name in _METHODS]
+    called += [getattr(written, name, None) for name in _FUNCTIONS]
+    if called == _WRITTEN.get(kind):
         return True
-    if all(map(is_mxnets, filter(None, methods))):
-        _WRITTEN[kind] = methods
+    if all(map(is_mxnets, filter(None, called))):
+        _WRITTEN[kind] = called
         return True
     return False
+
+
+def _is_mxnets_scheduler(scheduler: Any) -> bool:
+    """Is there none, or one of MXNet's as it was written, which changes nothing but itself?"""
+    if scheduler is None:
+        return True
+    kind = type(scheduler)
+    if kind.__module__ != LRScheduler.__module__ or "get_warmup_lr" in vars(scheduler):
+        return False
+    return is_mxnets(kind.__call__) and is_mxnets(kind.get_warmup_lr)
 
 
 class Numbered:
@@ -165,15 +187,31 @@ class OperatorsOfStep:
 
     def __init__(self) -> None:
         self._optimizer: Any = None
+        #: In how many steps up to now, without one in between, it has changed what they are.
+        self.nchanges = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold no states: they may be others in the next step, or need not be held at all.
+
+        What is known goes first: Ctrl-C may come here.
+        """
         self._layout: tuple[Any, ...] = ()
+        self._last: tuple[bytes | None, Operators] = (None, {})
         self._given: Sequence[Any] = ()
         self._states: list[tuple[NDArray, ...]] = []
         self._kinds: list[_Kind] = []
         self._called: dict[_Kind, tuple[str, Options]] = {}
-        self._exactly: bytes | None = None
-        #: In how many steps up to now, without one in between, it has changed what they are.
-        self.nchanges = 0
-        self._operators: dict[str, tuple[UpdateOperator, tuple[NDArray, ...]]] = {}
+
+    def are_replaced(self, updater: mx.optimizer.Updater) -> bool:
+        """Has ``updater`` others in place of the states of the step before?"""
+        if not self._layout:
+            return False
+        now = [updater.states.get(index) for index in self._layout[0].weights]
+        if self._are_given(now):
+            return False
+        arrays = [[*map(id, _arrays_of(state))] for state in now]
+        return arrays != [[*map(id, state)] for state in self._states]
 
     def begin(self, updater: mx.optimizer.Updater, numbered: Numbered) -> bool:
         """Are those known by which ``updater``, which has all states, updates in a step?"""
@@ -183,9 +221,11 @@ class OperatorsOfStep:
         given = [updater.states[index] for index in numbered.weights]
         layout = numbered, type(optimizer), optimizer.multi_precision
         if layout != self._layout or not self._are_given(given):
-            self._layout, self._given, self._exactly = layout, given, None
-            self._states = [_arrays_of(state) for state in given]
-            self._kinds = _kinds(updater, numbered, self._states)
+            states = [_arrays_of(state) for state in given]
+            kinds = _kinds(updater, numbered, states)
+            self.forget()
+            self._given, self._states, self._kinds = given, states, kinds
+            self._layout = layout  # at the end, for Ctrl-C may come before
         options = _OPTIONS[type(optimizer)]
         self._called = {kind: options(optimizer, *kind) for kind in set(self._kinds)}
         called = self._called.items()
@@ -216,18 +256,17 @@ class OperatorsOfStep:
             numbers = [optimizer._index_update_count[index] for index in order]
         options = [(op, *given.items()) for op, given in self._called.values()]
         exactly = _exactly((order, lrs, wds, numbers, options))
-        if exactly is not None and exactly == self._exactly:
+        known, operators = self._last
+        if exactly is not None and exactly == known:
             self.nchanges = 0
-        else:
-            self._exactly = exactly
-            self.nchanges += 1
-            rates = dict(zip(order, zip(lrs, wds, numbers, strict=True), strict=True))
-            self._operators = self._made([rates[index] for index in numbered.weights])
-        return self._operators
+            return operators
+        self.nchanges += 1
+        rates = dict(zip(order, zip(lrs, wds, numbers, strict=True), strict=True))
+        operators = self._made([rates[index] for index in numbered.weights])
+        self._last = exactly, operators  # both at once, for Ctrl-C may come before
+        return operators
 
-    def _made(
-        self, rates: Sequence[tuple[float, float, int]]
-    ) -> dict[str, tuple[UpdateOperator, tuple[NDArray, ...]]]:
+    def _made(self, rates: Sequence[tuple[float, float, int]]) -> Operators:
         """What updates each parameter by its learning rate, decay and number of updates."""
         operators: dict[Any, UpdateOperator] = {}
         result = {}

@@ -10,13 +10,13 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
 from mxnet import optimizer as optimizers
 
 from memplan.errors import UsageError
-from memplan.mxnet.realise.update_calls import Operators
+from memplan.mxnet.realise.update_calls import Holder, Operators
 from memplan.mxnet.train.arrays.writes import note_writes
 from memplan.mxnet.train.blocks.read_by import is_mxnets, is_scripts
 from memplan.mxnet.train.blocks.settings import is_same, settings
@@ -129,6 +129,10 @@ def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
 _COUNTED: WeakKeyDictionary[mx.optimizer.Optimizer, dict[str, Any]] = WeakKeyDictionary()
 
 
+#: All that update by an updater: the first to find states replaced tells the others.
+_BY: WeakKeyDictionary[mx.optimizer.Updater, WeakSet[OptimizerUpdates]] = WeakKeyDictionary()
+
+
 def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
     """The updates that ``optimizer`` has counted, on which its further ones depend."""
     counts = optimizer._all_index_update_counts
@@ -167,6 +171,18 @@ class OptimizerUpdates:
         self._of_step = OperatorsOfStep()
         #: What updates the parameters in this step; None until the first update is due.
         self._operators: Operators | None = None
+        self._steps: WeakSet[Holder] = WeakSet()
+
+    def serve(self, step: Holder) -> None:
+        """As of :class:`Updates`."""
+        self._steps.add(step)
+
+    def _forget(self) -> None:
+        """Hold no states, and nor do the steps."""
+        self._operators = None
+        for step in list(self._steps):
+            step.forget_updates()
+        self._of_step.forget()
 
     @contextlib.contextmanager
     def step(self, weights: Mapping[str, NDArray], *, by_operators: bool = True) -> Iterator[None]:
@@ -184,11 +200,18 @@ class OptimizerUpdates:
             optimizer._set_current_context(weight.context.device_id)
             break
         _make_states(self.updater, numbered)
+        by_updater = _BY.setdefault(self.updater, WeakSet())
+        by_updater.add(self)
+        if self._of_step.are_replaced(self.updater):
+            for each in list(by_updater):
+                each._forget()
         self.in_turn = _is_one_operator(optimizer, self._numbered)
         self.by_operators = (
             by_operators and self.in_turn and self._of_step.begin(self.updater, self._numbered)
         )
         self.turned, self._operators = False, None
+        if not self.by_operators:
+            self._of_step.forget()
         try:
             with contextlib.nullcontext() if self.by_operators else self._one_by_one(numbered):
                 yield
