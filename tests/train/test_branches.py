@@ -44,6 +44,13 @@ def of_two_outputs(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
     return F.tanh(chosen(F, lambda: both(1), lambda: both(2), x)[1])
 
 
+def one_of_two_outputs(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
+    def both(scale: int) -> list[Any]:
+        return [net.a(x * scale), net.b(x)]
+
+    return chosen(F, lambda: both(1), lambda: both(2), x)[1]
+
+
 def in_both(F: Any, net: Block, x: Any) -> Any:  # noqa: N803
     return chosen(F, lambda: net.b(net.a(x)), lambda: F.tanh(net.a(net.b(x))), x)
 
@@ -116,6 +123,7 @@ def trained(net: Block) -> list[np.ndarray]:
         (behind_a_layer, "net_dense0_weight"),
         (by_condition, "net_dense0_weight"),
         (of_two_outputs, "net_dense0_weight"),
+        (one_of_two_outputs, "net_dense0_weight"),
     ],
 )
 def test_what_one_branch_trains_is_refused(computes: Computes, parameter: str) -> None:

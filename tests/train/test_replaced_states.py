@@ -142,3 +142,18 @@ def test_no_step_holds_states_of_an_optimizer_that_went() -> None:
     updater.states, updater.states_synced = {}, {}
     loop.train(1)
     assert not held(states)
+
+
+def test_calls_stay_ready_where_a_rate_changes_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop("sgd", {"momentum": 0.9}, planned=True)
+    loop.start()
+    loop.train(2)
+    forgotten: list[UpdateCall] = []
+    monkeypatch.setattr(UpdateCall, "forget", forgotten.append)
+    for step in range(12):
+        if step % 6 < 5:
+            loop.trainer.set_learning_rate(0.1 / (step + 1))
+        loop.train(1)
+    assert not forgotten

@@ -172,6 +172,18 @@ def test_room_is_made_for_batches_of_other_processes() -> None:
     assert not run.memory.can_give_back
 
 
+def test_smaller_batches_of_before_give_back_theirs_too() -> None:
+    """Each larger shape that comes later runs in an array of its own."""
+    run = Run("loss", total_of("loss") + total_of("loss", 2 * SHAPE[0]))
+    run.step()
+    run.x, run.y = batch(2 * SHAPE[0])
+    run.step()
+    memories = run.steps._pools[mx.cpu()]._memories
+    assert [memory.can_give_back for memory in memories] == [True, True]
+    run.net(batch(4 * SHAPE[0])[0]).wait_to_read()
+    assert [memory.can_give_back for memory in memories] == [False, False]
+
+
 def growths(budget: int) -> tuple[int, int]:
     """Bytes by which a process grows by steps, and by these and evaluations."""
     run = Run("updating", budget, size=LARGE)

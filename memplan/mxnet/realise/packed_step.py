@@ -119,9 +119,11 @@ class PackedStep:
             with self._updates.step(self._weights):
                 updates = self._updates
                 kind = updates.in_turn, updates.by_operators, updates.are_changing
-                if kind != self._kind:  # the optimizer is another one
+                if kind[:2] != self._kind[:2]:  # the optimizer is another one
                     self.forget_updates()
-                    self._kind = kind
+                elif kind != self._kind:
+                    self._bundles.clear()
+                self._kind = kind
                 self._begin()
                 self._run(0, len(self._calls))
         return self.outputs

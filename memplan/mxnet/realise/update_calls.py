@@ -123,9 +123,9 @@ class UpdateCall:
         self._states = ()
 
     def prepare(self) -> None:
-        """Make it ready for the operator of this step: in no bundle, for this may free states.
+        """Make it ready for the operator of this step: before a bundle, for this may free states.
 
-        MXNet would cut the bundle there.
+        MXNet would cut the bundle there. When it is called within one it finds itself ready.
         """
         operators = self.updates.operators
         if operators is self._operators:

@@ -21,7 +21,7 @@ from memplan.util.weak_keys import keys_of
 # before each step, and small networks would spend more time on giving back than on their steps.
 _LEAST_NBYTES, _LEAST_SHARE = 4 << 20, 1 / 32
 
-#: The TrainSteps of which nobody else hears where their blocks are called.
+#: The TrainSteps that were not made by `planned`, which hears of calls itself.
 _STEPS: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 
 
@@ -57,9 +57,12 @@ def make_room(
 def _is_room(pool: Pool, steps: Iterable[BoundStep], nelements: int) -> bool:
     """Is there room beside the ``steps`` for an evaluation of inputs of so many elements?
 
-    What that takes is known of inputs as large as a step's, and taken to be in proportion.
+    What that takes is known of inputs as large as a step's, and taken to be in proportion. Where
+    Ctrl-C came as other steps were to take the place of those, nothing is known.
     """
-    largest = max(steps, key=lambda step: step.ninputs)
+    largest = max(steps, key=lambda step: step.ninputs, default=None)
+    if largest is None:
+        return False
     need, factor = largest.inference_need, nelements / max(largest.ninputs, 1)
     if factor * need.nbytes <= max(_LEAST_NBYTES, _LEAST_SHARE * pool.nbytes):
         return True

@@ -69,8 +69,8 @@ class Pool:
     def __init__(self) -> None:
         #: The executor that was bound first, to bind others with; None if there is none.
         self.executor: mx.executor.Executor | None = None
-        #: The largest memory of packed steps; None if there is none.
-        self.memory: PackedMemory | None = None
+        # The memories of packed steps, each larger than those before it.
+        self._memories: list[PackedMemory] = []
         #: For the inputs of the steps of a block.
         self.inputs = InputMemory()
         #: By which autograd knew parameters in the steps that ran here before.
@@ -111,6 +111,11 @@ class Pool:
         self._of_steps_nbytes = max(self._of_steps_nbytes, plan.workspace_nbytes)
 
     @property
+    def memory(self) -> PackedMemory | None:
+        """The largest memory of packed steps; None if there is none."""
+        return self._memories[-1] if self._memories else None
+
+    @property
     def nbytes(self) -> int:
         """What all that was bound here holds, but for what operators take."""
         return sum(self._blocks) + self._arrays_nbytes
@@ -129,14 +134,15 @@ class Pool:
     @property
     def can_give_back(self) -> bool:
         """Is there a budget, and memory that packed steps can give back until the next one runs?"""
-        return self.is_limited and self.memory is not None and self.memory.can_give_back
+        return self.is_limited and any(memory.can_give_back for memory in self._memories)
 
     def give_back(self, ctx: mx.Context) -> None:
         """Until the next step, give back what packed steps hold and nobody can read."""
         release(ctx)
-        if self.memory is not None and self.memory.can_give_back:
-            self.memory.give_back()
-            self._is_given_back = True
+        for memory in self._memories:
+            if memory.can_give_back:
+                memory.give_back()
+                self._is_given_back = True
         # MXNet makes the arrays of each evaluation anew: to return them between would take longer.
         keep_below(KEPT_NBYTES)
 
@@ -156,7 +162,7 @@ class Pool:
         self.executor = self.executor or executor
         if memory is not None and memory is not self.memory:
             self._arrays_nbytes += memory.nbytes
-            self.memory = memory
+            self._memories.append(memory)
 
     def make_room(self, ctx: mx.Context) -> None:
         """Where nothing is bound on ``ctx`` now, free what was bound, in whose place a step comes.
@@ -180,7 +186,8 @@ class Pool:
 
     def clear(self) -> None:
         """Let go of all that was bound; what is allowed stays."""
-        self.executor = self.memory = None
+        self.executor = None
+        self._memories.clear()
         self.inputs.clear()
         self._blocks.clear()
         self._arrays_nbytes = self._of_inference_nbytes = 0

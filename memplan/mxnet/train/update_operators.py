@@ -169,7 +169,7 @@ class Numbered:
         self.weights = {indices[name]: weights[name] for name in self.names}
         self.are_in_half = [weight.dtype == np.float16 for weight in self.weights.values()]
         kinds = {(type(w), w.stype, w.context) for w in self.weights.values()}
-        #: Are they arrays on the CPU without holes, and of none but MXNet's own kind?
+        #: Are they arrays on the CPU, not sparse, and of none but MXNet's own kind?
         self.are_plain = kinds == {(mx.nd.NDArray, "default", mx.cpu(0))}
 
     def is_of(self, weights: Mapping[str, NDArray], indices: Mapping[str, int]) -> bool:
@@ -187,7 +187,7 @@ class OperatorsOfStep:
 
     def __init__(self) -> None:
         self._optimizer: Any = None
-        #: In how many steps up to now, without one in between, it has changed what they are.
+        #: In how many steps in a row, up to now, they have changed.
         self.nchanges = 0
         self.forget()
 
@@ -242,7 +242,6 @@ class OperatorsOfStep:
         The same object as in the step before where nothing has changed.
         """
         optimizer, numbered = self._optimizer, self._layout[0]
-        optimizer._set_current_context(0)
         order: list[int] = []
         lrs: list[float] = []
         wds: list[float] = []

@@ -50,7 +50,8 @@ _REFUSED = {
 # Attributes of optimizers that no script sets: counts, and what they know of the network.
 _OWN = ("num_update", "_index_update_count", "_all_index_update_counts", "sym_info")
 
-# After so many steps in a row in which the attributes of updates have changed, they go on to.
+# After so many steps in a row in which the attributes of updates have changed, it is taken that
+# they change in every step.
 CHANGING = 3
 
 ANY_ORDER = "updates_in_any_order"
@@ -128,9 +129,8 @@ def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
 #: What optimizers, which several modules may have, had counted at the end of their last step.
 _COUNTED: WeakKeyDictionary[mx.optimizer.Optimizer, dict[str, Any]] = WeakKeyDictionary()
 
-
 #: All that update by an updater: the first to find states replaced tells the others.
-_BY: WeakKeyDictionary[mx.optimizer.Updater, WeakSet[OptimizerUpdates]] = WeakKeyDictionary()
+_SHARING: WeakKeyDictionary[mx.optimizer.Updater, WeakSet[OptimizerUpdates]] = WeakKeyDictionary()
 
 
 def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
@@ -200,10 +200,10 @@ class OptimizerUpdates:
             optimizer._set_current_context(weight.context.device_id)
             break
         _make_states(self.updater, numbered)
-        by_updater = _BY.setdefault(self.updater, WeakSet())
-        by_updater.add(self)
+        sharing = _SHARING.setdefault(self.updater, WeakSet())
+        sharing.add(self)
         if self._of_step.are_replaced(self.updater):
-            for each in list(by_updater):
+            for each in list(sharing):
                 each._forget()
         self.in_turn = _is_one_operator(optimizer, self._numbered)
         self.by_operators = (

@@ -30,8 +30,8 @@ def refuse_untaken_branches(block: Any, ops: Ops, nread: int, params: Mapping[st
         return
     names = list(dict.fromkeys(ops.operators[place].name for place in ops.trained(params)))
     heads = ops.heads[:nread]
-    always = _united(_trained_behind(ops, heads, names, in_python), heads)
-    ever = _trained_behind(ops, heads, names, ())
+    always = _united(_trained_behind(ops, nread, names, in_python), heads)
+    ever = _trained_behind(ops, nread, names, ())
     for place in sorted(in_python & ever.keys()):
         unsure = ever[place] & ~always
         if unsure:
@@ -39,7 +39,7 @@ def refuse_untaken_branches(block: Any, ops: Ops, nread: int, params: Mapping[st
 
 
 def _trained_behind(
-    ops: Ops, heads: list[int], names: list[str], in_python: Collection[int]
+    ops: Ops, nread: int, names: list[str], in_python: Collection[int]
 ) -> dict[int, int]:
     """Which of the parameters ``names`` have a gradient if a node has one, by places of nodes.
 
@@ -48,13 +48,15 @@ def _trained_behind(
     """
     bits = {name: 1 << k for k, name in enumerate(names)}
     read = _read(ops)
-    order = order_between({k: {"inputs": entries} for k, entries in read.items()}, heads, ())
+    inputs = {k: {"inputs": entries} for k, entries in read.items()}
+    order = order_between(inputs, ops.heads[:nread], ())
     outputs = {tuple(entry[:2]) for place in order for entry in ops.nodes[place]["inputs"]}
+    outputs.update(ops.outputs[:nread])
     found: dict[int, int] = {}
     for place in order:
         own = bits.get(ops.operators[place].name, 0) if ops.operators[place].is_variable else 0
         if place in in_python:
-            known = {k for source, k in outputs if source == place and place not in heads}
+            known = {k for source, k in outputs if source == place}
             branches = _read_by_branches(ops, place, known)
             found[place] = functools.reduce(
                 operator.and_, (_united(found, branch) for branch in branches)

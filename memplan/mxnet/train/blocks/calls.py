@@ -189,7 +189,8 @@ class Ops:
     is. The nodes of the symbol come first, ``nknown`` of them, at the places that they have in the
     symbol alone; those behind are what calls have made and the network does not read.
 
-    Places are in ``heads`` (of what computes the outputs of the symbol, one after the other), in
+    The entries of the symbol's outputs are ``outputs``, one after the other. Places are in
+    ``heads`` (of what computes these), in
     ``returned`` (of what computes ``outputs`` of a block), ``scaled`` (of the calls that are marked
     so) and ``passed`` (of variables that the graph of a block returns, where MXNet takes no
     gradient of them), ``in_graphs`` (of ops in graphs of blocks, be they run as one or not).
@@ -207,7 +208,8 @@ class Ops:
         heads = iter((place, output) for place, output, *_ in whole["heads"])
         self.nodes: list[Mapping[str, Any]] = whole["nodes"]
         self.operators = from_json(whole)[0]
-        self.heads = _places(next_heads(heads, [symbol]))
+        self.outputs = next_heads(heads, [symbol])
+        self.heads = _places(self.outputs)
         self.nknown = max(self.heads) + 1
         self.returned = _places(next_heads(heads, made))
         self.scaled = _places(next_heads(heads, scaled))
@@ -290,6 +292,8 @@ class Ops:
             ]
         for places in (self.heads, self.returned, self.scaled):
             places[:] = [self.merged.get(place, place) for place in places]
+        numbers = [number for _, number in self.outputs]
+        self.outputs = list(zip(self.heads, numbers, strict=True))
 
     def has_graph_of(self, block: Block) -> bool:
         """Does MXNet run a graph of ``block`` as one?"""

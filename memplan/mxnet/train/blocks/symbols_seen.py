@@ -5,6 +5,7 @@ A hybridized block shows it Symbols, too, when MXNet makes its graph, and then n
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import sys
@@ -186,7 +187,8 @@ def refusing_rows(compute: Callable[[], T], asked: list[str] | None = None) -> T
         for name, method in own.items():
             setattr(mx.sym.Symbol, name, method)
         if noting is not None:
-            del mx.sym.Symbol.__getattr__
+            with contextlib.suppress(AttributeError):  # Ctrl-C may have come before it was set
+                del mx.sym.Symbol.__getattr__
     if refused:  # the script has caught it, and done what it would not do with arrays
         raise refused[0]
     return result
