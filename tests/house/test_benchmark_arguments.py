@@ -30,6 +30,7 @@ def message(script: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> ob
         ("gaps", ("--budgets", "abc"), "--budgets: invalid percents value: 'abc'"),
         ("gaps", ("--budgets", "50,-3"), "--budgets: percentages are positive, got '50,-3'"),
         ("gaps", ("--strategies", "auto,nosuch"), "--strategies: there is no strategy 'nosuch'"),
+        ("update_times", ("nosuch",), "NETWORK: no network 'nosuch'; they are perceptron, lenet, "),
     ],
 )
 def test_an_option_is_refused_as_argparse_does(

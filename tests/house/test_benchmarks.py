@@ -275,3 +275,12 @@ def test_updates_within_the_step_save_what_they_promise() -> None:
     saved = int(packed) - int(updating)
     assert saved > 140
     assert int(packed_grown) - int(updating_grown) > saved / 2
+
+
+@pytest.mark.long
+def test_small_steps_that_update_are_timed_beside_mxnets_own() -> None:
+    printed = printed_by("benchmarks/update_times.py", "--pairs", "1", "perceptron")
+    name, _, *ratios, _ = printed.splitlines()[-1].strip("| ").split(" | ")
+    assert name == "perceptron"
+    assert all(float(ratio) > 0.0 for ratio in ratios)
+    assert len(ratios) == 3
