@@ -90,9 +90,9 @@ def test_ctrl_c_before_a_bundle_is_ready(monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patched:
             patched.setattr(UpdateCall, "prepare", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                bundle.is_new()
-        assert bundle.is_new()
-        assert not bundle.is_new()
+                bundle.renew()
+        assert bundle.renew()
+        assert not bundle.renew()
 
 
 def trained(optimizer: str, options: dict[str, Any]) -> Loop:

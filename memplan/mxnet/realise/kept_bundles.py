@@ -91,11 +91,11 @@ class Bundle:
         #: By which the updates among them were made last.
         self._operators: Operators | None = None
 
-    def is_new(self) -> bool:
-        """Are its updates others than those that were made last? Then they are made ready here.
+    def renew(self) -> bool:
+        """Make its updates ready, if they are others than those that were made last; are they?
 
-        These are kept no longer. A learning rate may change in every step, so those of one step
-        are not kept.
+        The operation of those is kept no longer. A learning rate may change in every step, so that
+        of one step is not kept.
         """
         if not self._updates or not self._updates[0].updates.by_operators:
             return False

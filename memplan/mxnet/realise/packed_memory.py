@@ -135,7 +135,7 @@ class PackedMemory:
 
         It is kept for this thread, and what it is to begin with.
         """
-        is_new, kept = calls.is_new(), calls.operation
+        is_new, kept = calls.renew(), calls.operation
         if is_new:
             self.in_turn(calls.calls)
             return

@@ -65,8 +65,8 @@ class BoundArrays:
 def _assign(array: NDArray, value: Any, shape: tuple[int, ...]) -> None:
     """``array[:] = value``, both of this ``shape``.
 
-    MXNet looks in Python for what it is to do, which takes a quarter of a step of a millisecond.
-    For an array of the same kind it makes these two calls.
+    MXNet looks in Python for what it is to do, which counts in a step of a millisecond. For an
+    array of the same kind it makes these two calls.
     """
     is_alike = type(value) is type(array) is mx.nd.NDArray and 0 not in shape and shape != ()
     if value is array or not (is_alike and value.dtype == array.dtype and value.ctx == array.ctx):
