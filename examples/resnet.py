@@ -138,14 +138,18 @@ def main() -> None:
     pairs = zip(*seconds, strict=True)
     overhead = statistics.median(planned / unplanned for unplanned, planned in pairs) - 1
 
-    def mb(nbytes: int) -> str:
-        return f"{nbytes / 2**20:.1f} MB"
+    def mib(nbytes: int) -> str:
+        return f"{nbytes / 2**20:.2f} MiB"
 
     before = plan.unplanned
     table = [
         ("", "unplanned", "planned"),
-        ("activations, as MXNet allocates", mb(before.allocated_nbytes), mb(plan.allocated_nbytes)),
-        ("whole step", mb(before.total_nbytes), mb(plan.total_nbytes)),
+        (
+            "activations, as MXNet allocates",
+            mib(before.allocated_nbytes),
+            mib(plan.allocated_nbytes),
+        ),
+        ("whole step", mib(before.total_nbytes), mib(plan.total_nbytes)),
         ("seconds per step", *(f"{statistics.median(found):.3f}" for found in seconds)),
         ("overhead, predicted", "", f"{plan.overhead:+.1%}"),
         ("overhead, measured", "", f"{overhead:+.1%}"),
