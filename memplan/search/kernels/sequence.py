@@ -63,7 +63,7 @@ def _life(model, state, tensor, gap):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
+def _add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
     """Add ``nbytes`` to the bytes alive at steps ``begin`` to ``end - 1``."""
     budget = state.totals[BUDGET]
     live = state.live[begin:end]
@@ -119,7 +119,7 @@ def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
     if model.start[HANDED, op] < model.start[HANDED, op + 1]:
         discount = _discount(model, state, step)
         if discount != state.steps[DISCOUNT, step]:
-            add_bytes(state, step, step + 1, state.steps[DISCOUNT, step] - discount)
+            _add_bytes(state, step, step + 1, state.steps[DISCOUNT, step] - discount)
             state.steps[DISCOUNT, step] = discount
 
 
@@ -132,7 +132,7 @@ def _count_inputs(model, state, op, gap, ndirty):  # type: ignore[no-untyped-def
         write, rewrite = _life(model, state, tensor, gap)
         end = last_read(model, state, tensor, write, rewrite)
         if end < gap:
-            add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
+            _add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
             live += model.tensors[NBYTES, tensor]
             dirty[ndirty] = end
             ndirty += 1
@@ -163,15 +163,15 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
             continue
         if earlier >= 0:
             end = last_read(model, state, tensor, earlier, gap)
-            add_bytes(state, end + 1, gap, -nbytes)
+            _add_bytes(state, end + 1, gap, -nbytes)
             live -= nbytes
             dirty[ndirty] = end
             ndirty += 1
         elif gap >= orphaned:
-            add_bytes(state, orphaned, gap, -nbytes)
+            _add_bytes(state, orphaned, gap, -nbytes)
             live -= nbytes
         else:
-            add_bytes(state, gap, orphaned, nbytes)
+            _add_bytes(state, gap, orphaned, nbytes)
     more, ndirty = _count_inputs(model, state, op, gap, ndirty)
     live += more + model.written_nbytes[op]
     shift(state, gap, 1)
@@ -206,7 +206,7 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
             tensor = flat[i]
             if last_read(model, state, tensor, step, later) > step:
                 end = last_read(model, state, tensor, earlier, step)
-                add_bytes(state, end + 1, step, tensors[NBYTES, tensor])
+                _add_bytes(state, end + 1, step, tensors[NBYTES, tensor])
                 dirty[ndirty] = end
                 ndirty += 1
     for i in range(model.start[READ, op], model.start[READ, op + 1]):
@@ -214,7 +214,7 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
         write, rewrite = _life(model, state, tensor, step)
         if last_read(model, state, tensor, write, rewrite) == step:
             end = last_read(model, state, tensor, write, step)
-            add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
+            _add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
             dirty[ndirty] = end
             ndirty += 1
     totals = state.totals
