@@ -35,8 +35,8 @@ Shapes = Mapping[str, Sequence[Any]]
 class Network:
     """A network with the arguments of :func:`memplan.plan` that go with it.
 
-    ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by
-    explicit plans only; ``has_loss``: with a loss beside it.
+    ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by plans
+    of whole steps only; ``has_loss``: with a loss beside it.
     """
 
     symbol: mx.sym.Symbol
