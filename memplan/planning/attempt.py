@@ -60,7 +60,7 @@ def try_strategy(
 
     ``start`` is a schedule that is known already, for strategies that take one;
     ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer. The
-    time limit counts from ``since`` (of time.monotonic()), or from now, and so many seconds of it
+    time limit counts from ``since`` (of time.monotonic()), or from now, and this many seconds of it
     are ``spent`` already. ``name`` is what the strategy is called (None: its own name). Unless it
     ``proves``, no bound is looked for beside that of the strategy. An interrupt ends the search
     with the best plan so far; without any, it is raised.

@@ -23,13 +23,13 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
-# Of the moments that may be added, relaxations tell which says most: of so many that are over the
+# Of the moments that may be added, relaxations tell which says most: of this many that are over the
 # budget, and as many that are likely to prove most by themselves, or of one alone where programs
 # are large. The limit is on ops times moments, summed over these. Set on the networks that
 # benchmarks/gaps.py calls tuned.
 CANDIDATES, CANDIDATES_SIZE = 3, 6_000
 
-# Moments so many ops apart, in parts of all, tell each other nothing. Set on the same networks.
+# Moments this many ops apart, in parts of all, tell each other nothing. Set on the same networks.
 FAR = 0.125
 
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.

@@ -24,7 +24,7 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, best_sequence, copy_best
 
-# So many are kept.
+# This many are kept.
 MOST = 4
 # The rounds of turns, set on high_resolution, deep_high_resolution, ssd and inception_v3 of
 # benchmarks/gaps.py at 30% of the step: what makes another sequence and what mends it, twice; what

@@ -43,7 +43,7 @@ LOOKS = 400_000
 # of benchmarks/gaps.py, at 30% of the step, and on ssd and a U-Net at 40%.
 FAR = 0.005
 
-# With a gap of at least so many parts of the step, what a search begins with is often good enough
+# With a gap of at least this many parts of the step, what a search begins with is often good enough
 # by the bound of the first program, and takes less time than others. Measured on a feature pyramid
 # and five networks of benchmarks/gaps.py at 33 and 45% of the step.
 WIDE = 0.01

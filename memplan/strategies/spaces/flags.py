@@ -34,7 +34,7 @@ from memplan.util.stop import Stop
 if TYPE_CHECKING:
     from memplan.strategies.base import Problem
 
-# Of a large graph so many cuts are tried, whose costs are compiled. Set on memonger's LSTM.
+# Of a large graph this many cuts are tried, whose costs are compiled. Set on memonger's LSTM.
 CUTS = 48
 
 

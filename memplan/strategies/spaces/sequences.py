@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Part of the work for schedules to begin with that each greedy schedule of a large graph in blocks
 # gets. Set on residual networks of 5,141 and 10,281 ops.
 GREEDY_WORK = 0.1
-# Of a large graph so many cuts are tried, whose costs are not compiled. Set on memonger's LSTM.
+# Of a large graph this many cuts are tried, whose costs are not compiled. Set on memonger's LSTM.
 CUTS = 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
