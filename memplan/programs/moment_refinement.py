@@ -62,21 +62,13 @@ def refine_moments(
     backward = options.recompute_backward
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
-    effort, gap, looks = options.effort, options.program_gap, Looks(options.effort * options.looks)
-    bound = moment_bound(
-        moments,
-        *(budget_nbytes, stop),
-        nmoments=options.nmoments,
-        solver=options.solver,
-        effort=effort,
-        gap_seconds=gap,
-        looks=looks,
-    )
+    looks = Looks(options.effort * options.looks)
+    bound = moment_bound(moments, budget_nbytes, stop, options, looks)
     promising = moments.promising(budget_nbytes)
     highest = bound.seconds
     nadded, stalled, cheapest = 0, 0, float("inf")
     is_large = len(graph.ops) > LARGE
-    effort *= LARGE_EFFORT if is_large else 1.0
+    effort = options.effort * (LARGE_EFFORT if is_large else 1.0)
     patience, raised = (1, LITTLE * graph.seconds) if is_large else (PATIENCE, 0.0)
     while True:
         if highest == float("inf"):
@@ -97,6 +89,7 @@ def refine_moments(
             return
         with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
+            gap = options.program_gap
             bound = several.bound(stop, effort=effort, gap_seconds=gap, looks=looks)
         nadded += 1
         stalled = 0 if bound.seconds > highest + raised else stalled + 1
