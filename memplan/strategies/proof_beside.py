@@ -95,10 +95,10 @@ class ProofBeside:
         is_interrupted = self._stop.is_ended
         if is_interrupted:
             self._until.end()
-        bound = None if self._apart is None or is_interrupted else self._apart.bound()
-        if bound is not None:
-            self._facts.append(Fact(None, bound.seconds))
-            if bound.cut_by_clock:
+        proved = None if self._apart is None or is_interrupted else self._apart.proved()
+        if proved is not None:
+            self._facts.append(Fact(None, proved.seconds))
+            if proved.cut_by_clock:
                 self._until.cut()
         elif self._thread is None:
             self._until = self._share()

@@ -228,6 +228,6 @@ def test_an_interrupt_of_the_search_ends_the_process(
     stop = Stop.after(NEVER_SECONDS)
     with proof(stop) as beside:
         beside.begin()
-        monkeypatch.setattr(ProofApart, "bound", lambda _: pytest.fail("it is waited for"))
+        monkeypatch.setattr(ProofApart, "proved", lambda _: pytest.fail("it is waited for"))
         stop.end()
         assert not beside.facts()
