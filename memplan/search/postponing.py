@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from memplan.search.eager import Reordered, better_order, in_order
 from memplan.search.kernels.arrays import NBYTES, Array, graph_arrays
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
+from memplan.search.reordered import Reordered, better_order, in_order
 from memplan.step.graph import TrainingGraph
 from memplan.util.remember import remembered
 

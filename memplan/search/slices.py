@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.search.chain import Chain, ChainPlans, Stored, corrected
-from memplan.search.eager import Reordered, reordered
 from memplan.search.kernels.arrays import WRITTEN, Array, graph_arrays, most_written
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.postponing import postponed
+from memplan.search.reordered import Reordered, reordered
 from memplan.search.sliced_graph import SlicedGraph
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule

@@ -14,10 +14,10 @@ from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.by_loss import loss_by_loss
 from memplan.search.choosing import Choosing
-from memplan.search.eager import Reordered
 from memplan.search.evicted_lowest import lowest
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.search.rematerialize import inner_forward, recomputing_segments
+from memplan.search.reordered import Reordered
 from memplan.search.segments import coarse_cuts
 from memplan.search.sequence_search import compile_search, search
 from memplan.search.sequences import Rules
