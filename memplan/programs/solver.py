@@ -94,7 +94,10 @@ def _check_solver(solver: str) -> None:
 
 
 def new_model(solver: str) -> Model:
-    """An empty model of python-mip to be minimised by ``solver``."""
+    """An empty model of python-mip to be minimised by ``solver``.
+
+    ArgumentError for a name of none, DependencyError for one that does not start.
+    """
     load_openblas_of_mxnet()
     _check_solver(solver)  # an empty name would make python-mip look at environment variables
     try:
