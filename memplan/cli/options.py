@@ -110,7 +110,10 @@ class Arguments:
     cache: Path | None = None
 
     def load(self, calls: str = "plan") -> Network:
-        """The network, whose inputs memplan's function ``calls`` takes by their names."""
+        """The network, whose inputs memplan's function ``calls`` takes by their names.
+
+        ArgumentError for an input with the name of an option.
+        """
         from memplan.mxnet.load import load_network
         from memplan.mxnet.profile import profile
 

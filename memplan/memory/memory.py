@@ -15,7 +15,7 @@ from memplan.errors import ArgumentError
 from memplan.memory.blocks import MATCH_RANGES, allocate
 from memplan.memory.layouts import Rule, further_copies
 from memplan.memory.packing import Packing, nbytes_within, pack
-from memplan.memory.temporary import NOTHING, Temporary, further_space
+from memplan.memory.temporary import Temporary, further_space
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
@@ -135,8 +135,8 @@ class WithRuns(Memory):
 
     memory: Memory
     nbytes_of_run: tuple[int, ...]
-    layouts: tuple[Rule, ...] = ()
-    temporary: Temporary = NOTHING
+    layouts: tuple[Rule, ...]
+    temporary: Temporary
 
     @property
     def match_ranges(self) -> tuple[int, ...]:

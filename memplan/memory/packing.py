@@ -175,8 +175,8 @@ def pack(schedule: Schedule, *, segment_nbytes: int = SEGMENT_NBYTES) -> Packing
 def nbytes_within(schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
     """The bytes of offsets within the budget, or of the fewest found if there are none.
 
-    They are looked for in just so many bytes, which is far easier than in the fewest. What is found
-    is remembered: :func:`pack` gives no more.
+    They are looked for in just this many bytes, which is far easier than in the fewest. What is
+    found is remembered: :func:`pack` gives no more.
     """
     found = _found(schedule, SEGMENT_NBYTES)
     for work in (AT_ONCE, ROUGH if roughly else THOROUGH):

@@ -35,8 +35,8 @@ Shapes = Mapping[str, Sequence[Any]]
 class Network:
     """A network with the arguments of :func:`memplan.plan` that go with it.
 
-    ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by
-    explicit plans only; ``has_loss``: with a loss beside it.
+    ``files`` were read for it. ``gluon``: it is a block of a running program, which trains by plans
+    of whole steps only; ``has_loss``: with a loss beside it.
     """
 
     symbol: mx.sym.Symbol
@@ -134,7 +134,7 @@ def _from_file(path: Path, shapes: Shapes, type_dict: Mapping[str, str] | None) 
         return Network(symbol, shapes, type_dict, None, (path,), gluon=False)
     params = _load_params(params_path)
     _check_fit(symbol, shapes, params, params_path)
-    type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
+    type_dict = _with_dtypes(symbol, type_dict, params)
     return Network(symbol, shapes, type_dict, None, (path, params_path), gluon=False)
 
 
@@ -192,9 +192,10 @@ def _check_fit(
 
 
 def _with_dtypes(
-    symbol: mx.sym.Symbol, type_dict: Mapping[str, str] | None, dtypes: Mapping[str, str]
+    symbol: mx.sym.Symbol, type_dict: Mapping[str, str] | None, params: Mapping[str, Any]
 ) -> Mapping[str, str] | None:
-    """``type_dict`` with the parameters' ``dtypes``, where they are not all float32."""
+    """``type_dict`` with the dtypes of the ``params``, where they are not all float32."""
+    dtypes = {name: dtype_name(parameter.dtype) for name, parameter in params.items()}
     if not set(dtypes.values()) - {"float32"}:
         return type_dict
     arguments = symbol.list_arguments()
@@ -221,7 +222,7 @@ def _from_function(source: str, shapes: Shapes, type_dict: Mapping[str, str] | N
     blocks = [part for part in (block, loss) if isinstance(part, mx.gluon.Block)]
     params = {name: p for part in blocks for name, p in named_parameters(part).items()}
     requests = {n: params[n].grad_req for n in symbol.list_arguments() if n in params}
-    type_dict = _with_dtypes(symbol, type_dict, {n: dtype_name(p.dtype) for n, p in params.items()})
+    type_dict = _with_dtypes(symbol, type_dict, params)
     files, has_loss = _files_of(source), loss is not None
     return Network(symbol, shapes, type_dict, requests, files, gluon=True, has_loss=has_loss)
 

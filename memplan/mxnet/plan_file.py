@@ -58,7 +58,10 @@ _OTHER_KERNELS = (
 
 
 def plan_text(plan: Plan) -> str:
-    """``plan`` as JSON: the network and all that is known of it; read back by :func:`load_plan`."""
+    """``plan`` as JSON: the network and all that is known of it; read back by :func:`load_plan`.
+
+    ArgumentError for what is no plan.
+    """
     if not isinstance(plan, Plan):
         raise ArgumentError(f"plan must be a Plan, got an object of type {type(plan).__name__}")
     traced, graph = plan.trace, plan.schedule.graph

@@ -17,6 +17,7 @@ from memplan.planning.realised import Realised, realise
 from memplan.planning.refusal import refusal
 from memplan.programs.moment_program import moment_bound
 from memplan.programs.moments import Moments
+from memplan.programs.proof import ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.search.aiming import aim_lower
 from memplan.step.schedule import Schedule
@@ -60,7 +61,7 @@ def try_strategy(
 
     ``start`` is a schedule that is known already, for strategies that take one;
     ``bound_seconds`` are proven: no schedule within the budget that it may return takes fewer. The
-    time limit counts from ``since`` (of time.monotonic()), or from now, and so many seconds of it
+    time limit counts from ``since`` (of time.monotonic()), or from now, and this many seconds of it
     are ``spent`` already. ``name`` is what the strategy is called (None: its own name). Unless it
     ``proves``, no bound is looked for beside that of the strategy. An interrupt ends the search
     with the best plan so far; without any, it is raised.
@@ -345,7 +346,8 @@ def bounded(job: Job, solver: Strategy, problem: Problem, outcome: Outcome, stop
     by = getattr(solver, "solver", DEFAULT_SOLVER)
     moments = moments_of(job, solver)
     effort = BOUND_EFFORT * min(1.0, getattr(solver, "effort", 1.0))
-    bound = moment_bound(moments, problem.budget_nbytes, stop, solver=by, effort=effort).seconds
+    options = ProofOptions(by, effort=effort)
+    bound = moment_bound(moments, problem.budget_nbytes, stop, options).seconds
     bound = max(bound, problem.bound_seconds)
     if stop.cut_by_clock:
         outcome = dataclasses.replace(outcome, cut_by_clock=True)

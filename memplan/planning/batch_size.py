@@ -22,6 +22,7 @@ from memplan.planning.sizes_tried import BatchSize, Trial
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.programs.moment_program import moment_bound
+from memplan.programs.proof import ProofOptions
 from memplan.step.schedule import Schedule
 from memplan.strategies import configured, create, name_of, options_of
 from memplan.strategies.base import (
@@ -294,7 +295,8 @@ class _Search:
             stop = Stop(min(self.deadline, since + job.time_limit))
             moments = moments_of(job, solver)
             if problem.budget_nbytes >= moments.floor.nbytes:
-                proof = moment_bound(moments, problem.budget_nbytes, stop, effort=BOUND_EFFORT)
+                options = ProofOptions(effort=BOUND_EFFORT)
+                proof = moment_bound(moments, problem.budget_nbytes, stop, options)
                 is_known = math.isfinite(proof.seconds) and not stop.cut_by_clock
                 bound = proof.seconds if is_known else 0.0
         if bound > job.graph.seconds * (1.0 + self.most):

@@ -14,8 +14,9 @@ from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD
 
-# Of so many graphs, those of the last plans, so many schedules of the fewest bytes are kept within
-# the usual overhead, and as many beyond it: on a network of 10,000 ops each takes some megabytes.
+# Of this many graphs, those of the last plans, this many schedules of the fewest bytes are kept
+# within the usual overhead, and as many beyond it: on a network of 10,000 ops each takes some
+# megabytes.
 GRAPHS, SCHEDULES = 2, 3
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.5
 LOWEST_SECONDS = 30.0
 
-# A search for the least memory of up to so many ops in blocks takes a second, and is made again
+# A search for the least memory of up to this many ops in blocks takes a second, and is made again
 # from what it finds, up to so often, until that gets no lower: the least of an explicit U-Net was
 # 14% lower then. In one array nothing lower was found.
 REPEATED_UP_TO, MOST_SEARCHES = 300, 6

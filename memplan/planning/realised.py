@@ -25,7 +25,10 @@ class Realised:
 
 
 def realise(job: Job, schedule: Schedule, packing: Packing | None = None) -> Realised:
-    """What the checked schedule holds as a network; ``packing`` if that is known."""
+    """What the schedule holds as a network; ScheduleError for one that cannot run.
+
+    ``packing`` is that of the schedule, if it is known.
+    """
     with no_collections():
         reason = first_violation(schedule)
         if reason is not None:

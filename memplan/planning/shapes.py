@@ -60,7 +60,7 @@ SMALL, NEAR = 750, 0.005
 # strategy begins anew; in blocks, of which bounds know nothing, by so much. Set on an LSTM by
 # cells: what followed a plan of 20 steps cost 6 and 28 percent, packed with 28 of them and explicit
 # with 12, and plans of their own 1 and 5.
-DEARER, DEARER_IN_BLOCKS = 0.05, 0.2
+ABOVE, ABOVE_IN_BLOCKS = 0.05, 0.2
 
 # Of a network with many inputs, this many are named.
 NAMED = 3
@@ -307,7 +307,7 @@ def _is_poor(plan: Plan, nearest: Plan) -> bool:
     gap = plan.overhead - plan.lower_bound_overhead
     usual = nearest.overhead - (nearest.lower_bound_overhead or 0.0)
     in_one_array = plan.trace.form.in_one_array
-    return gap > usual + (DEARER if in_one_array else DEARER_IN_BLOCKS)
+    return gap > usual + (ABOVE if in_one_array else ABOVE_IN_BLOCKS)
 
 
 def _size(plan: Plan) -> tuple[int, int, int]:

@@ -35,7 +35,7 @@ class Sizes:
             )
 
     def job(self, size: int) -> Job:
-        """The network with batches of this ``size``."""
+        """The network with batches of this ``size``; ArgumentError where it takes no such batch."""
         if size not in self.jobs:
             shapes = {
                 name: tuple(size if n == MARK else n for n in shape)

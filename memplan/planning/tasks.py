@@ -159,7 +159,8 @@ def run(
     What ``cache`` has is not made again. With ``go_on`` a strategy that raises is an attempt with
     its ``error``; if all do, the first error is raised. After an ``interrupt``, which the caller
     notices (:func:`memplan.util.interrupts.noticing`), the attempts that are not yet made are None;
-    if that is all of them, KeyboardInterrupt is raised.
+    if that is all of them, KeyboardInterrupt is raised. Raises ArgumentError for what is no
+    executor, UsageError for one that was shut down, PlanningError for one that has broken.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ArgumentError(

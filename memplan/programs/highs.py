@@ -47,7 +47,7 @@ class Rows:
             *(new("int[]", self.numbers), new("double[]", self.factors)),
         )
         interface.check(status)
-        highs._row_committed += nrows  # python-mip makes room for the values of so many
+        highs._row_committed += nrows  # python-mip makes room for the values of this many
 
 
 @contextlib.contextmanager

@@ -24,10 +24,10 @@ MOMENTS_PER_ROUND = 3
 
 # After this many solves, times the effort, the program is left. Set on the zoo's ResNet-50.
 ROUNDS = 20
-# And when HiGHS has looked so many times, times the effort and the number of variables, at whether
-# to end: with the quarter of the effort that `auto` gives it, three seconds of one core at most.
-# Set on the six networks of benchmarks/mirror.py, whose bounds are at most 0.1 point lower than
-# without, and on residual networks of 125 to 362 ops.
+# And when HiGHS has looked this many times, times the effort and the number of variables, at
+# whether to end: with the quarter of the effort that `auto` gives it, three seconds of one core at
+# most. Set on the six networks of benchmarks/mirror.py, whose bounds are at most 0.1 point lower
+# than without, and on residual networks of 125 to 362 ops.
 LOOKS = 400_000
 
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from memplan.programs.moments import Moments
-from memplan.programs.solver import DEFAULT_SOLVER, LEEWAY, SCALE, TOLERANCE, Looks, Program
+from memplan.programs.proof import ProofOptions
+from memplan.programs.solver import LEEWAY, SCALE, TOLERANCE, Looks, Program
 from memplan.util.stop import Stop
 
 
@@ -268,30 +269,27 @@ def moment_bound(
     moments: Moments,
     budget_nbytes: int,
     stop: Stop,
-    *,
-    nmoments: int = 8,
-    solver: str = DEFAULT_SOLVER,
-    effort: float = 1.0,
-    gap_seconds: float = 0.0,
+    options: ProofOptions,
     looks: Looks | None = None,
 ) -> Bound:
     """What a schedule costs at least if its live bytes are within the budget.
 
-    The moments looked at are the ``nmoments`` that are likely to prove most; of the one whose
-    relaxation says most, the integer program is solved, with so much effort, to such a gap.
+    The moments looked at are the ``nmoments`` of the ``options`` that are likely to prove most; of
+    the one whose relaxation says most, the integer program is solved.
     """
     if moments.floor.nbytes > budget_nbytes:  # gradients at the end of the step are of no moment
         return Bound(math.inf, (), ())
     best, tightest = Bound(moments.graph.seconds, (), ()), None
     with ExitStack() as programs:
-        for t in moments.promising(budget_nbytes)[:nmoments]:
+        for t in moments.promising(budget_nbytes)[: options.nmoments]:
             if not stop.is_over():
-                program = programs.enter_context(Program(solver))
+                program = programs.enter_context(Program(options.solver))
                 moment = MomentProgram(moments, [t], budget_nbytes, program)
-                bound = moment.bound(stop, relax=True, effort=effort)
+                bound = moment.bound(stop, relax=True, effort=options.effort)
                 if bound.seconds >= best.seconds:
                     best, tightest = bound, moment
         if tightest is None or math.isinf(best.seconds) or stop.is_over():
             return best
-        bound = tightest.bound(stop, effort=effort, gap_seconds=gap_seconds, looks=looks)
+        gap = options.program_gap
+        bound = tightest.bound(stop, effort=options.effort, gap_seconds=gap, looks=looks)
     return bound if bound.seconds >= best.seconds else best

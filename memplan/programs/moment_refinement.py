@@ -23,13 +23,13 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
-# Of the moments that may be added, relaxations tell which says most: of so many that are over the
+# Of the moments that may be added, relaxations tell which says most: of this many that are over the
 # budget, and as many that are likely to prove most by themselves, or of one alone where programs
 # are large. The limit is on ops times moments, summed over these. Set on the networks that
 # benchmarks/gaps.py calls tuned.
 CANDIDATES, CANDIDATES_SIZE = 3, 6_000
 
-# Moments so many ops apart, in parts of all, tell each other nothing. Set on the same networks.
+# Moments this many ops apart, in parts of all, tell each other nothing. Set on the same networks.
 FAR = 0.125
 
 # Moments in a row that may raise nothing: neither the bound, nor is a schedule cheaper.
@@ -62,21 +62,13 @@ def refine_moments(
     backward = options.recompute_backward
     moments = Moments(graph, recompute_backward=backward)
     evictions = Evictions(graph, budget_nbytes, recompute_backward=backward)
-    effort, gap, looks = options.effort, options.program_gap, Looks(options.effort * options.looks)
-    bound = moment_bound(
-        moments,
-        *(budget_nbytes, stop),
-        nmoments=options.nmoments,
-        solver=options.solver,
-        effort=effort,
-        gap_seconds=gap,
-        looks=looks,
-    )
+    looks = Looks(options.effort * options.looks)
+    bound = moment_bound(moments, budget_nbytes, stop, options, looks)
     promising = moments.promising(budget_nbytes)
     highest = bound.seconds
     nadded, stalled, cheapest = 0, 0, float("inf")
     is_large = len(graph.ops) > LARGE
-    effort *= LARGE_EFFORT if is_large else 1.0
+    effort = options.effort * (LARGE_EFFORT if is_large else 1.0)
     patience, raised = (1, LITTLE * graph.seconds) if is_large else (PATIENCE, 0.0)
     while True:
         if highest == float("inf"):
@@ -97,6 +89,7 @@ def refine_moments(
             return
         with Program(options.solver) as program:
             several = MomentProgram(moments, sorted((*bound.ops, op)), budget_nbytes, program)
+            gap = options.program_gap
             bound = several.bound(stop, effort=effort, gap_seconds=gap, looks=looks)
         nadded += 1
         stalled = 0 if bound.seconds > highest + raised else stalled + 1

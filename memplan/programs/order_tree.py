@@ -26,18 +26,19 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
-# Of the ops that may become moments, relaxations tell which says most: of so many that are over the
-# budget at this leaf, of so many of those with several places that read and write most, and of
-# those that were looked at before, so many at once. Set on high_resolution and dense_blocks of
+# Of the ops that may become moments, relaxations tell which says most: of this many that are over
+# the budget at this leaf, of this many of those with several places that read and write most, and
+# of those that were looked at before, this many at once. Set on high_resolution and dense_blocks of
 # benchmarks/gaps.py, and on its small_unet and ssd.
 FULLEST, UNORDERED, TRIALS = 2, 4, 8
 
-# Of the moments that a plan shows so many are looked at, too, that these times the ops are at most
-# this: all of them unless relaxations take long. Set on fcn_resnet50_voc and senet_154 of GluonCV
-# and on ssd, at 30, 40 and 30% of the step. On HRNet of 2,283 ops they take time and raise nothing.
+# Of the moments that a plan shows this many are looked at, too, that these times the ops are at
+# most this: all of them unless relaxations take long. Set on fcn_resnet50_voc and senet_154 of
+# GluonCV and on ssd, at 30, 40 and 30% of the step. On HRNet of 2,283 ops they take time and raise
+# nothing.
 GIVEN_SIZE = 12_000
 
-# An op that raised a relaxation by little may raise one of more moments by so many times as much:
+# An op that raised a relaxation by little may raise one of more moments by this many times as much:
 # where it could not be the best even then, it is not looked at again. Set on fcn_resnet50_voc.
 HOPE = 3.0
 

@@ -87,16 +87,19 @@ class Looks:
     left: float = math.inf
 
 
-def check_solver(solver: str) -> None:
+def _check_solver(solver: str) -> None:
     """ArgumentError unless ``solver`` is one of :data:`SOLVERS`."""
     if solver not in SOLVERS:
         raise ArgumentError(f"solver is {solver!r}; it must be one of {list(SOLVERS)}")
 
 
 def new_model(solver: str) -> Model:
-    """An empty model of python-mip to be minimised by ``solver``."""
+    """An empty model of python-mip to be minimised by ``solver``.
+
+    ArgumentError for a name of none, DependencyError for one that does not start.
+    """
     load_openblas_of_mxnet()
-    check_solver(solver)  # an empty name would make python-mip look at environment variables
+    _check_solver(solver)  # an empty name would make python-mip look at environment variables
     try:
         _look_up_destructor(solver)
         model = mip.Model(sense=mip.MINIMIZE, solver_name=solver)

@@ -27,10 +27,10 @@ LIVE_TIME_SHARE = 0.3
 # Share of the time for a greedy plan, and of that, the share for drops where the peak is.
 GREEDY_SHARE, PEAKS_SHARE = 0.3, 0.5
 # Where no greedy plan fits, these shares of the budget give others, and bytes that are over it, in
-# budgets, cost so many steps. Set on networks that benchmarks/gaps.py calls tuned.
+# budgets, cost this many steps. Set on networks that benchmarks/gaps.py calls tuned.
 LARGER, EXCESS_SECONDS = (1.1, 1.2, 1.4), 5.0
-# Slices begin a search where the others cost more than so many steps: from recomputed slices moves
-# of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
+# Slices begin a search where the others cost more than this many steps: from recomputed slices
+# moves of single ops get less far. Set on Darknet-53 at 30% of its step, and on an LSTM.
 FAR_COST = 2.0
 # Where what is found costs so much more than the step, in steps, rounds recreate from slices, which
 # are the cheapest for what they are over: near the least memory of a recurrent network that ends

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from memplan.search.eager import Reordered, depths, reordered
+from memplan.search.reordered import Reordered, depths, reordered
 from memplan.step.graph import Op, TrainingGraph, reached
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate

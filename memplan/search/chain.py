@@ -86,20 +86,20 @@ class ChainPlans:
         solve_chain(chain, self._parts, self.unit, self.seconds, self.split)
 
     def held_for(self, nbytes: float) -> int:
-        """The parts of the budget that a plan of about so many bytes leaves."""
+        """The parts of the budget that a plan of about this many bytes leaves."""
         return self.nearest(PARTS - round(nbytes / self.unit))
 
     def nearest(self, held: int) -> int:
-        """So many parts, or the most below with which there is a plan; none if there is none."""
+        """This many parts, or the most below with which there is a plan; none if there is none."""
         some = np.flatnonzero(np.isfinite(self.seconds[0, -1]))
         return int(min(max(0, held), some.max(initial=-1)))
 
     def least_seconds(self, nbytes: float) -> float:
-        """What the plan of about so many bytes takes."""
+        """What the plan of about this many bytes takes."""
         return float(self.seconds[0, -1, self.held_for(nbytes)])
 
     def plan(self, held: int) -> list[Stored]:
-        """The cheapest where so many parts of the budget are held by something else."""
+        """The cheapest where this many parts of the budget are held by something else."""
         beside = held * self.unit
         parts = self._visit(0, self.nslices - 1, held, 0.0, Kept(frozenset({0}), frozenset()))
         return [

@@ -47,7 +47,7 @@ class Choosing:
         self.last: Start | None = None
 
     def solve(self, budget_nbytes: int, stop: Stop) -> Schedule | None:
-        """The cheapest schedule found with at most so many live bytes."""
+        """The cheapest schedule found with at most this many live bytes."""
         repairs = self._mended(budget_nbytes, stop)
         online = None
         if not repairs:

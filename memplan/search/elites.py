@@ -24,7 +24,7 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, best_sequence, copy_best
 
-# So many are kept.
+# This many are kept.
 MOST = 4
 # The rounds of turns, set on high_resolution, deep_high_resolution, ssd and inception_v3 of
 # benchmarks/gaps.py at 30% of the step: what makes another sequence and what mends it, twice; what
@@ -37,7 +37,7 @@ MENDED_AGAIN = Round(True, 0.3, 0.1, recreates=True)
 # whenever one has found nothing cheaper.
 LENGTHEN, LENGTHEN_STALLED = 1.2, 1.5
 # An elite is improved before a cheaper one that has stalled so often more, for all of the ranks
-# between the cheapest and the dearest.
+# between the cheapest and the most expensive.
 RANKS = 3.0
 # Where what is found must be packed, too, a turn gets this part of what is left: the rest is for
 # mending what does not fit. Set on HRNet at 30% of its step, where one turn took all.

@@ -50,8 +50,8 @@ Drop = tuple[int, int]
 SHARES = (0.01, 0.03, 0.1, 0.3)
 AROUND, SHARES_AROUND = (0.02, 0.05, 0.1, 0.2, 0.4), (0.2, 0.5, 1.0)
 
-# Searches from several schedules: so many, of which each makes so many attempts; then the better
-# half goes on, twice as long.
+# Searches from several schedules: this many, of which each makes this many attempts; then the
+# better half goes on, twice as long.
 SEARCHES, ATTEMPTS = 8, 40
 
 # At this many peaks tensors are dropped between two looks at the clock.

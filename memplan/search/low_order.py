@@ -16,10 +16,11 @@ from typing import NamedTuple
 from memplan.step.graph import TrainingGraph
 from memplan.util.remember import remembered
 
-# An op is followed for so many others at most until less is alive than before it. With more, five
+# An op is followed for this many others at most until less is alive than before it. With more, five
 # networks of convolutions of 136 to 647 ops have the same order; with half of it some do not.
 LOOK = 40
-# So many ops that are ready are looked at, from the last on: of 700 branches all take two seconds.
+# This many ops that are ready are looked at, from the last on: of 700 branches all take two
+# seconds.
 MOST_READY = 16
 # What the forward pass has written counts so much of its bytes: a plan keeps a part of it, and what
 # is made again is hardly there sooner than it is read. Set on two siamese networks and a

@@ -7,7 +7,7 @@ from memplan.search.round_kinds import SHORT_HOT, Round
 from memplan.search.rounds import Rounds, best_sequence
 from memplan.search.settling import NEAR, settle
 
-# What is too large where live bytes are not what counts is mended by so many rounds of this kind,
+# What is too large where live bytes are not what counts is mended by this many rounds of this kind,
 # in which it is packed attempt by attempt, and in blocks and of large graphs of the second, in
 # which it is not. They get fewer bytes by half of what is over, but by MOST_FALL of them at most,
 # as packed they cost little more than before; where what fits is nearly as cheap there is one. Set

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from memplan.search.eager import Reordered, better_order, in_order
 from memplan.search.kernels.arrays import NBYTES, Array, graph_arrays
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
+from memplan.search.reordered import Reordered, better_order, in_order
 from memplan.step.graph import TrainingGraph
 from memplan.util.remember import remembered
 
-# What is postponed goes to one of the valleys of memory among so many ops behind the peak. Set on
+# What is postponed goes to one of the valleys of memory among this many ops behind the peak. Set on
 # an LSTM of 1,292 ops, of which a step has 32.
 LOOK = 200
-# Orders of so many steps in all are replayed, which takes half a second: a bidirectional LSTM of
+# Orders of this many steps in all are replayed, which takes half a second: a bidirectional LSTM of
 # 868 ops has a peak that is 6% lower with twice as many, and 4% with half of them.
 MOST_STEPS = 2_000_000
 

@@ -18,7 +18,7 @@ from memplan.search.round_kinds import Round
 from memplan.search.rounds import Rounds, best_sequence
 from memplan.util.stop import Stop
 
-# So many begin, with a round of the first kind. The better half makes rounds of the second; the
+# This many begin, with a round of the first kind. The better half makes rounds of the second; the
 # better halves of those make rounds each time twice as long. Set on HRNet at 30% of its step.
 RUNNERS = 8
 BEGUN, CONTINUED = Round(False, 0.3, 0.02, recreates=True), Round(True, 0.3, 0.02, recreates=True)

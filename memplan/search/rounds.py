@@ -56,7 +56,7 @@ RECREATING = -2
 BLOCKS_WORK = 0.33
 # The search in blocks leaves out tensors of less than this share of the budget.
 SMALL_SHARE = 2e-4
-# Where a round packs, bytes that are over, in budgets, cost so many steps. Set on HRNet at 30% of
+# Where a round packs, bytes that are over, in budgets, cost this many steps. Set on HRNet at 30% of
 # its step and on SENet-154 at 40%.
 OVER_SECONDS = 1.0
 # After this many moves it is looked whether what was found is enough.
@@ -299,7 +299,7 @@ class Rounds(GraphSequences):
         return ruining.now.steps[OP, : ruining.now.totals[LENGTH]].copy()
 
     def _fitting(self, packed_nbytes: int) -> Fitting:
-        """How a round finds what can be packed in so many bytes; 0: whatever can be."""
+        """How a round finds what can be packed in this many bytes; 0: whatever can be."""
         least, seconds = int(SMALL * packed_nbytes), OVER_SECONDS * self.unit
         return Fitting(self.packing, packed_nbytes, least, seconds, np.zeros(2))
 

@@ -30,7 +30,7 @@ from memplan.step.graph import Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
-# A search without a number of rounds ends after so many that found nothing cheaper.
+# A search without a number of rounds ends after this many that found nothing cheaper.
 PATIENCE = 4 * len(ANNEALING_ROUNDS)
 
 

@@ -22,10 +22,10 @@ from memplan.search.tidying import tidied
 PACKING_WORK, FAILING_WORK = 2, 60
 # What another order of the runs costs in work, for every op: measured on the same.
 TIDYING_WORK = 2
-# What does not fit at once is changed: for so many placements at most, and squares of the number
+# What does not fit at once is changed: for this many placements at most, and squares of the number
 # of buffers summed over these, each of which costs so much work.
 MOST_PLACEMENTS, MOST_SQUARES, SQUARE_WORK = 1500, 1_000_000_000, 3e-4
-# For so many where a round that packs comes next: all of them take as long as that, and in three
+# For this many where a round that packs comes next: all of them take as long as that, and in three
 # seconds most of the time. Set on a FCN at 30% of its step, and on ResNeSt-50 and a residual
 # attention network at 40%.
 BRIEF_PLACEMENTS = 150
@@ -38,8 +38,8 @@ EXTRA, EXTRA_SHARE = 5e-4, 0.5
 # inception_v3 of benchmarks/gaps.py and a FCN at 30%.
 NEAR = 0.003
 # Where nothing fits yet, what is over by at most this share of the budget is looked at so closely,
-# too: what fits after all may cost far less than what has so many bytes less. Set on an LSTM at 30%
-# of its step, of which a plan at +131% has offsets, and one in 1% less cost 173%.
+# too: what fits after all may cost far less than what has that many bytes less. Set on an LSTM at
+# 30% of its step, of which a plan at +131% has offsets, and one in 1% less cost 173%.
 CLOSE = 0.01
 
 

@@ -21,7 +21,7 @@ from memplan.search.kernels.arrays import Array
 from memplan.search.rematerialize import carried_always, closure
 from memplan.step.graph import TrainingGraph
 
-# What so many slices read is made again for each group of them, if for all groups that takes no
+# What this many slices read is made again for each group of them, if for all groups that takes no
 # more than this part of the step. Set on an unrolled LSTM.
 MANY_SLICES, MOST_SECONDS = 4, 0.05
 
@@ -64,7 +64,7 @@ class SlicedGraph:
                 yield from outputs
 
     def _is_made_within(self, a: int, most_seconds: float) -> bool:
-        """Is ``a`` made in so many seconds, with all that leads to it and is not always there?"""
+        """Is ``a`` made in this many seconds, with all that leads to it and is not always there?"""
         members, seconds, stack = set[int](), 0.0, [self.graph.producer[a]]
         while stack and seconds <= most_seconds:
             op = stack.pop()

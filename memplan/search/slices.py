@@ -17,22 +17,22 @@ from typing import NamedTuple
 import numpy as np
 
 from memplan.search.chain import Chain, ChainPlans, Stored, corrected
-from memplan.search.eager import Reordered, reordered
 from memplan.search.kernels.arrays import WRITTEN, Array, graph_arrays, most_written
 from memplan.search.kernels.replay import UNLIMITED, replay, replay_memory
 from memplan.search.postponing import postponed
+from memplan.search.reordered import Reordered, reordered
 from memplan.search.sliced_graph import SlicedGraph
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 from memplan.util.remember import remembered
 from memplan.util.stop import Stop
 
-# So many cuts are tried. A cut may be this part of a slice away from where slices have equal bytes.
-# Set on unrolled recurrent networks, and on U-Nets.
+# This many cuts are tried. A cut may be this part of a slice away from where slices have equal
+# bytes. Set on unrolled recurrent networks, and on U-Nets.
 COUNTS = (4, 11, 23, 45, 90, 160)
 LEEWAY = 0.4
 
-# So many groups of slices are tried, for each of which is made again what many slices read; with
+# This many groups of slices are tried, for each of which is made again what many slices read; with
 # none it is stored. Set on an unrolled LSTM.
 NGROUPS = (7, 4, 0)
 
@@ -49,13 +49,13 @@ WORK_BY_OPS, WORK_BY_CUBE = 2.0, 0.01
 # More work than all of that, by which it is counted where the clock alone ends it.
 MOST_WORK = 1e12
 
-# The cheapest is chosen for these parts of the budget; bytes over that, in budgets, cost so many
+# The cheapest is chosen for these parts of the budget; bytes over that, in budgets, cost this many
 # steps where nothing fits, and in what is only to begin with. Each is looked for in the chains that
 # are cheapest, so often.
 SLACKS, EXCESS_SECONDS = (1.0, 0.98, 0.95), 5.0
 CHEAPEST_CHAINS, CORRECTIONS = 4, 4
 
-# So many chains are solved again, so often, with what sequences of their plans have turned out to
+# This many chains are solved again, so often, with what sequences of their plans have turned out to
 # hold. Set on an LSTM at 30% of its step, in the usual order: 86% more time in 1.01 of the budget,
 # where without it the least that fits costs 131%, and the cheapest for what it is over 77% in 1.04.
 CORRECTED_CHAINS, SOLUTIONS = 2, 4
@@ -206,7 +206,7 @@ class _Sequences:
     def near(
         self, slices: SlicedGraph, plans: ChainPlans, aim: float, made: _Made | None = None
     ) -> Iterator[_Entry]:
-        """Of plans of a chain, sequences of about so many bytes; those ``made`` are used again."""
+        """Of plans of a chain, sequences of about this many bytes; those ``made`` serve again."""
         made = {} if made is None else made
         held = plans.held_for(aim)
         for _ in range(CORRECTIONS):

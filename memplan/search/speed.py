@@ -14,7 +14,7 @@ CHUNK_SECONDS = 0.1
 
 @dataclass
 class Speed:
-    """How fast moves are: so many were made in so many seconds; how many to make at a time."""
+    """How fast moves are: this many were made in this many seconds; how many to make at a time."""
 
     moves: int = 0
     seconds: float = 0.0

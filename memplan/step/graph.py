@@ -316,7 +316,10 @@ class TrainingGraph:
         return total(op.seconds for op in self.ops[: self.nforward])
 
     def with_seconds(self, seconds: list[float]) -> TrainingGraph:
-        """The same graph with ``seconds[i]`` as the time of op i."""
+        """The same graph with ``seconds[i]`` as the time of op i.
+
+        GraphError unless there is one for each op, none of them negative.
+        """
         if len(seconds) != len(self.ops):
             raise GraphError(f"{len(seconds)} costs for {len(self.ops)} ops")
         ops = tuple(op.taking(s) for op, s in zip(self.ops, seconds, strict=True))

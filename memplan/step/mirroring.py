@@ -38,7 +38,10 @@ def flaggable(graph: TrainingGraph) -> tuple[int, ...]:
 
 
 def mirror(graph: TrainingGraph, flags: AbstractSet[int]) -> Schedule:
-    """The schedule that MXNet executes when exactly the forward ops ``flags`` are flagged."""
+    """The schedule that MXNet executes when exactly the forward ops ``flags`` are flagged.
+
+    ScheduleError for an op that cannot be.
+    """
     for op in flags:
         if not (0 <= op < graph.nforward and graph.ops[op].recomputable):
             name = graph.ops[op].name if 0 <= op < len(graph.ops) else op

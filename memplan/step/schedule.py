@@ -95,7 +95,10 @@ class Schedule:
 
     @classmethod
     def sequence(cls, graph: TrainingGraph, ops: Iterable[int]) -> Schedule:
-        """The schedule that runs ``ops`` in this order, every step reading the latest execution."""
+        """The schedule that runs ``ops`` in this order, every step reading the latest execution.
+
+        ScheduleError where the step cannot run so.
+        """
         sequence = _indices(ops)
         latest: dict[int, int] = {}
         reads = []

@@ -30,7 +30,7 @@ from memplan.strategies.least import least, least_of_drops
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import QUICK_SHARE, quick_schedule
 from memplan.strategies.shares import of_beginnings, of_proof
-from memplan.strategies.spaces.space import SearchOptions
+from memplan.strategies.spaces.space import Proving, SearchOptions
 from memplan.util.progress import tell
 from memplan.util.stop import Stop
 
@@ -43,7 +43,7 @@ LOOKS = 400_000
 # of benchmarks/gaps.py, at 30% of the step, and on ssd and a U-Net at 40%.
 FAR = 0.005
 
-# With a gap of at least so many parts of the step, what a search begins with is often good enough
+# With a gap of at least this many parts of the step, what a search begins with is often good enough
 # by the bound of the first program, and takes less time than others. Measured on a feature pyramid
 # and five networks of benchmarks/gaps.py at 33 and 45% of the step.
 WIDE = 0.01
@@ -162,8 +162,8 @@ class _Search:
 
     def _search_and_prove(self) -> None:
         """The searches, and a higher bound, for where they do not get near the known one."""
-        proving = self._proving.of_bound_alone(self.best)
-        with ProofBeside(self.problem, self.stop, proving) as proof:
+        options = self._proof_options.of_bound_alone(self.best)
+        with ProofBeside(self.problem, self.stop, options) as proof:
             if self._is_far:
                 proof.begin()
             if self.searches.anew and not self._is_enough() and not self.stop.is_over():
@@ -227,9 +227,11 @@ class _Search:
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
     def _prove(self) -> None:
-        ends_soon = self._proving.effort <= 1.0 and self.auto.solver == DEFAULT_SOLVER
+        ends_soon = self._proof_options.effort <= 1.0 and self.auto.solver == DEFAULT_SOLVER
         until = of_proof(self.problem, self.stop, ends_soon=ends_soon)
-        self.problem.space.prove(self.problem, until, self._proving, self.known, self._is_enough_by)
+        self.problem.space.prove(
+            Proving(self.problem, until, self._proof_options, self.known, self._is_enough_by)
+        )
         self._take()
 
     def _is_enough_by(self, bound_seconds: float) -> bool:
@@ -244,7 +246,7 @@ class _Search:
         return self._is_enough()
 
     @property
-    def _proving(self) -> ProofOptions:
+    def _proof_options(self) -> ProofOptions:
         return ProofOptions(
             self.auto.solver,
             self.auto.recompute_backward,

@@ -18,18 +18,18 @@ TIMES_THE_WORK_OF_LONG = 8.0
 # Set on residual networks of 5,141 and 10,281 ops, and on nine networks of 44 to 152.
 TIMES_THE_WORK_OF_SLOW, TIMES_THE_WORK_OF_FEW = 6.0, 6.0
 
-# Graphs of at most so many ops are searched from nothing, too: in live bytes first, with this part
-# of the time (in blocks all graphs are), set on random graphs of the tests, and on dense blocks of
-# 1,470 ops, whose plan at 20% of the peak took a point more time with it; and at last, with this
-# part of the work that is left. Set on six networks at 30 and 40% of their steps, on HRNet of 2,283
-# ops, whose plan takes more time with it, and on rl3_n500 of the published graphs.
+# Graphs of at most this many ops are searched from nothing, too: in live bytes first, with this
+# part of the time (in blocks all graphs are), set on random graphs of the tests, and on dense
+# blocks of 1,470 ops, whose plan at 20% of the peak took a point more time with it; and at last,
+# with this part of the work that is left. Set on six networks at 30 and 40% of their steps, on
+# HRNet of 2,283 ops, whose plan takes more time with it, and on rl3_n500 of the published graphs.
 MOST_ANEW, ANEW_SHARE, AGAIN_SHARE = 1000, 0.4, 0.5
 
-# Graphs of at most so many ops are searched from nothing so many times, each with this part of
+# Graphs of at most this many ops are searched from nothing this many times, each with this part of
 # what is left: a search may end far from the best there, however long it is. And those of at most
 # FEW are searched as the strategy `search` does it. Set on random networks of 10 to 95 ops.
 FEW, FEW_IN_BLOCKS, TIMES, OFTEN_SHARE = 120, 60, 8, 0.2
-# Flags of at most so many ops are annealed as the strategy `search` does it, too, which takes a
+# Flags of at most this many ops are annealed as the strategy `search` does it, too, which takes a
 # third of the time on the zoo's ResNet-50; and those of at most FEW ops from nothing once more. Set
 # on mirrored layers of attention, residual, plain and random networks of 23 to 362 ops.
 MOST_FLAGS = 400

@@ -23,7 +23,7 @@ from memplan.strategies.base import (
     check_options,
 )
 from memplan.strategies.least import least
-from memplan.strategies.spaces.space import SearchOptions
+from memplan.strategies.spaces.space import Proving, SearchOptions
 from memplan.util.stop import Stop
 
 # Without a budget, the part of the time in which the least memory is looked for.
@@ -96,7 +96,7 @@ class Checkmate:
             self.gap * problem.graph.seconds,
         )
         try:
-            problem.space.program(problem, stop.share(share), options, facts)
+            problem.space.program(Proving(problem, stop.share(share), options, facts))
             outcome = _outcome(problem, facts)
             if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE) or problem.counts_live:
                 return dataclasses.replace(outcome, cut_by_clock=stop.cut_by_clock)

@@ -20,7 +20,7 @@ from memplan.util.stop import Stop
 
 
 @dataclasses.dataclass(frozen=True)
-class Bound:
+class Proved:
     """What is proved, and whether time was too short for more."""
 
     seconds: float
@@ -46,7 +46,7 @@ class ProofApart:
                 start_new_session=True,  # Ctrl-C in a terminal is for the search
             )
 
-    def bound(self) -> Bound | None:
+    def proved(self) -> Proved | None:
         """What is proved in the end; None if the process has failed."""
         assert self._popen.stdout is not None
         answer = self._popen.stdout.read()
@@ -69,4 +69,4 @@ def main() -> None:
     highest = graph.seconds
     for fact in raise_bound(graph, budget_nbytes, stop, options):
         highest = max(highest, fact.bound_seconds)
-    pickle.dump(Bound(highest, stop.cut_by_clock), sys.stdout.buffer)
+    pickle.dump(Proved(highest, stop.cut_by_clock), sys.stdout.buffer)

@@ -12,6 +12,7 @@ from types import TracebackType
 from memplan.programs.proof import Fact, ProofOptions
 from memplan.strategies.base import Problem
 from memplan.strategies.proof_apart import ProofApart
+from memplan.strategies.spaces.space import Proving
 from memplan.util.stop import Stop
 
 # Part of the time left that the proof gets: a solve may end a little late.
@@ -86,17 +87,18 @@ class ProofBeside:
             self._error = error
 
     def _prove(self) -> None:
-        self._problem.space.prove(self._problem, self._until, self._options, self._facts)
+        proving = Proving(self._problem, self._until, self._options, self._facts)
+        self._problem.space.prove(proving)
 
     def facts(self) -> list[Fact]:
         """What is proved in the end; so far, where an interrupt has ended the search."""
         is_interrupted = self._stop.is_ended
         if is_interrupted:
             self._until.end()
-        bound = None if self._apart is None or is_interrupted else self._apart.bound()
-        if bound is not None:
-            self._facts.append(Fact(None, bound.seconds))
-            if bound.cut_by_clock:
+        proved = None if self._apart is None or is_interrupted else self._apart.proved()
+        if proved is not None:
+            self._facts.append(Fact(None, proved.seconds))
+            if proved.cut_by_clock:
                 self._until.cut()
         elif self._thread is None:
             self._until = self._share()

@@ -74,7 +74,7 @@ def dispatcher_of(function: Callable[..., Any], *, makes_arrays: bool) -> Any:
 
 
 @functools.cache
-def folder_stamp(folder: Path) -> str:
+def _folder_stamp(folder: Path) -> str:
     """A hash of the sources in ``folder``, and of this one, as they are when it is first asked."""
     stamp = hashlib.sha256()
     for path in (*sorted(folder.glob("*.py")), Path(__file__)):
@@ -121,7 +121,7 @@ class _Cache(NullCache):
         source = Path(py_func.__code__.co_filename)
         self.folders = tuple(_folders(source.parent))
         self.function = f"{source.stem}.{py_func.__qualname__}.{sys.implementation.cache_tag}"
-        self.fresh = f"{self.function}-{folder_stamp(source.parent)[:16]}"
+        self.fresh = f"{self.function}-{_folder_stamp(source.parent)[:16]}"
 
     def _name(self, sig: Any, target_context: Any) -> str:
         """The file for these types of arguments, this processor and this numba."""

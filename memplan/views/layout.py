@@ -24,6 +24,12 @@ class Layout:
         return max(self.lanes, default=-1) + 1
 
 
+def largest_outputs(graph: TrainingGraph) -> list[int]:
+    """The bytes of the largest output of each forward op."""
+    forward = graph.ops[: graph.nforward]
+    return [max((graph.tensors[t].nbytes for t in op.outputs), default=0) for op in forward]
+
+
 def forward_layout(graph: TrainingGraph) -> Layout:
     """Lanes for the forward ops of ``graph``, as few as a single pass finds.
 

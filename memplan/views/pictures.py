@@ -25,7 +25,7 @@ from memplan.util.files import check_names_a_file, write_bytes
 from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.views import palette
-from memplan.views.layout import Layout, forward_layout
+from memplan.views.layout import Layout, forward_layout, largest_outputs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -268,8 +268,7 @@ def network(plan: Plan, path: Path = None) -> Figure:
 
 def _draw_ops(axes: Axes, plan: Plan, layout: Layout, ncolumns: int, height: float) -> None:
     graph = plan.schedule.graph
-    forward = graph.ops[: graph.nforward]
-    largest = [max((graph.tensors[t].nbytes for t in op.outputs), default=0) for op in forward]
+    largest = largest_outputs(graph)
     scale = 110 * OPS_A_LINE / ncolumns / max(1, *largest)
     fate_of = fates(plan.schedule)
     for fate, color in palette.FATES.items():

@@ -21,7 +21,7 @@ from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.views import palette
 from memplan.views.explain import Reasons
-from memplan.views.layout import forward_layout
+from memplan.views.layout import forward_layout, largest_outputs
 
 ROLES = list(palette.ROLES)
 FATES = list(palette.FATES)
@@ -202,8 +202,7 @@ def _schedule(schedule: Schedule) -> dict[str, Any]:
 
 def _network(schedule: Schedule) -> dict[str, Any]:
     graph, layout, reasons = schedule.graph, forward_layout(schedule.graph), Reasons(schedule)
-    forward = graph.ops[: graph.nforward]
-    largest = [max((graph.tensors[t].nbytes for t in op.outputs), default=0) for op in forward]
+    forward, largest = graph.ops[: graph.nforward], largest_outputs(graph)
     recomputed = (op for op in schedule.recomputed if op < graph.nforward)
     return {
         "lanes": layout.lanes,

@@ -151,7 +151,7 @@ def test_mending_drops_until_the_budget_is_met() -> None:
 def test_another_plan_is_as_good_as_one_of_its_own(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shapes, "DEARER", math.inf)  # plans of a quick strategy may be poor
+    monkeypatch.setattr(shapes, "ABOVE", math.inf)  # plans of a quick strategy may be poor
     by = planner()
     first, other = planned(by, 16), planned(by, size)
     assert [problem.time_limit <= 0.1 * NEVER_SECONDS for problem in Noted.asked] == [False, True]
@@ -174,7 +174,7 @@ def test_where_the_other_schedule_never_fits_the_strategy_begins_anew(
 def test_where_a_plan_is_far_above_its_bound_the_strategy_begins_anew(
     monkeypatch: pytest.MonkeyPatch, dearer: float, nsearches: int
 ) -> None:
-    monkeypatch.setattr(shapes, "DEARER", dearer)
+    monkeypatch.setattr(shapes, "ABOVE", dearer)
     tried: list[Schedule | None] = []
     try_strategy = shapes.try_strategy
 
@@ -193,7 +193,7 @@ def test_where_a_plan_is_far_above_its_bound_the_strategy_begins_anew(
 
 def test_a_plan_made_anew_may_hold_what_the_largest_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a budget: it is not one of the least memory."""
-    monkeypatch.setattr(shapes, "DEARER", -math.inf)
+    monkeypatch.setattr(shapes, "ABOVE", -math.inf)
     limits: list[int | None] = []
     try_strategy = shapes.try_strategy
 
@@ -209,7 +209,7 @@ def test_a_plan_made_anew_may_hold_what_the_largest_does(monkeypatch: pytest.Mon
 
 
 def test_a_plan_made_anew_that_is_dearer_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "DEARER", -math.inf)
+    monkeypatch.setattr(shapes, "ABOVE", -math.inf)
     try_strategy, found = shapes.try_strategy, []
 
     def trying(job: Any, solver: Any, limit: Any, **options: Any) -> Attempt:

@@ -14,7 +14,7 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, unit_chain
 from helpers.planning import NEVER_SECONDS
 from helpers.small_graphs import small_graphs
-from memplan.programs.moment_program import MomentProgram, moment_bound
+from memplan.programs.moment_program import Bound, MomentProgram, moment_bound
 from memplan.programs.moment_refinement import refine_moments
 from memplan.programs.moments import Moments
 from memplan.programs.proof import ProofOptions
@@ -27,6 +27,11 @@ from memplan.strategies import Status
 from memplan.strategies.base import Problem
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
+
+
+def bound_of(moments: Moments, budget_nbytes: int) -> Bound:
+    """By one moment, with the usual work."""
+    return moment_bound(moments, budget_nbytes, Stop(math.inf), ProofOptions())
 
 
 def in_line(moments: Moments, candidates: list[int]) -> list[int]:
@@ -62,7 +67,7 @@ def test_no_schedule_is_below_the_floor_or_the_bound(
         several = MomentProgram(moments, chosen, budget, program).bound(
             Stop.after(NEVER_SECONDS), relax=False
         )
-    for bound in (moment_bound(moments, budget, Stop(math.inf)), several):
+    for bound in (bound_of(moments, budget), several):
         if outcome.schedule is None:
             taken["impossible"] += 1
             assert outcome.status is Status.INFEASIBLE
@@ -111,7 +116,7 @@ def test_moments_that_prove_nothing_are_not_looked_at() -> None:
         before = len(tensors) - 1
     graph = TrainingGraph((*forward, *backward), tuple(tensors), (before,), length)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = moment_bound(Moments(graph), peak // 2, Stop(math.inf))
+    bound = bound_of(Moments(graph), peak // 2)
     assert bound.seconds >= graph.seconds + 10
 
 
@@ -126,7 +131,7 @@ def test_of_other_ops_what_they_read_or_have_written_is_there() -> None:
     )
     sizes = zip(ops, (1, 3, 3, 1, 1), strict=True)
     graph = TrainingGraph(ops, tuple(Tensor(op.name, n, n) for op, n in sizes), (4,), len(ops))
-    bound = moment_bound(Moments(graph), 6, Stop(math.inf))
+    bound = bound_of(Moments(graph), 6)
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, 6)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds) == graph.seconds + 5.0
@@ -146,7 +151,7 @@ def test_what_an_op_writes_over_runs_again_if_it_is_needed_later() -> None:
     optimum = BruteForceSequences(any_order=True).solve(Problem(graph, budget)).schedule
     assert optimum is not None
     assert optimum.seconds == graph.seconds + 2.0
-    bound = moment_bound(Moments(graph), budget, Stop(math.inf))
+    bound = bound_of(Moments(graph), budget)
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)
 
 
@@ -161,7 +166,7 @@ def test_the_floor_names_what_forces_it() -> None:
 
 def test_below_the_floor_the_bound_is_infinite() -> None:
     graph = unit_chain(8)
-    assert math.isinf(moment_bound(Moments(graph), 2 * UNIT - 1, Stop(math.inf)).seconds)
+    assert math.isinf(bound_of(Moments(graph), 2 * UNIT - 1).seconds)
 
 
 def test_the_end_of_the_step_may_prove_that_nothing_fits() -> None:
@@ -169,8 +174,8 @@ def test_the_end_of_the_step_may_prove_that_nothing_fits() -> None:
     ops = tuple(Op(name, "op", (), (place,), 1.0) for place, name in enumerate("pq"))
     graph = TrainingGraph(ops, tensors(p=2, q=3), heads=(0, 1), nforward=2)
     assert Moments(graph).floor.op is None
-    assert math.isinf(moment_bound(Moments(graph), 5 * UNIT - 1, Stop(math.inf)).seconds)
-    assert moment_bound(Moments(graph), 5 * UNIT, Stop(math.inf)).seconds == graph.seconds
+    assert math.isinf(bound_of(Moments(graph), 5 * UNIT - 1).seconds)
+    assert bound_of(Moments(graph), 5 * UNIT).seconds == graph.seconds
 
 
 def _split() -> TrainingGraph:
@@ -203,23 +208,21 @@ def test_what_has_too_many_outputs_for_gradients_beside_cannot_run_again() -> No
     assert moments.again.may_run(split, 12 * UNIT)
     assert moments.floor.nbytes < lowest - UNIT
     for budget in range(moments.floor.nbytes, lowest, UNIT):
-        assert math.isinf(moment_bound(moments, budget, Stop(math.inf)).seconds)
-    bound = moment_bound(moments, lowest, Stop(math.inf))
+        assert math.isinf(bound_of(moments, budget).seconds)
+    bound = bound_of(moments, lowest)
     assert bound.seconds == pytest.approx(least.seconds, rel=1e-5)
 
 
 def test_a_budget_for_everything_costs_nothing() -> None:
     graph = unit_chain(8)
-    bound = moment_bound(
-        Moments(graph), simulate(Schedule.unplanned(graph)).peak_nbytes, Stop(math.inf)
-    )
+    bound = bound_of(Moments(graph), simulate(Schedule.unplanned(graph)).peak_nbytes)
     assert (bound.seconds, bound.ops) == (graph.seconds, ())
 
 
 def test_one_moment_proves_the_optimum_of_a_chain_that_drops_one_tensor() -> None:
     graph = unit_chain(8)
     peak = simulate(Schedule.unplanned(graph)).peak_nbytes
-    bound = moment_bound(Moments(graph), peak - UNIT, Stop(math.inf))
+    bound = bound_of(Moments(graph), peak - UNIT)
     optimum = BruteForceSequences(max_ops=20).solve(Problem(graph, peak - UNIT)).schedule
     assert optimum is not None
     assert bound.seconds == pytest.approx(optimum.seconds, rel=1e-5)

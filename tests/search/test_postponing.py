@@ -12,8 +12,8 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs
 from memplan.search import postponing
 from memplan.search import slices as module
-from memplan.search.eager import reordered
 from memplan.search.postponing import _most, _Postponing, postponed
+from memplan.search.reordered import reordered
 from memplan.search.slices import sliced_schedules
 from memplan.step.graph import Handover, Op, TrainingGraph
 from memplan.step.schedule import Schedule

@@ -1,4 +1,4 @@
-"""Slices between cuts, and the eager order: valid, within the budget where there is no point."""
+"""Slices between cuts, and other orders: valid, within the budget where there is no point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, tensors, training_graphs, unrolled
 from memplan.memory.memory import Live
 from memplan.search.choosing import Choosing
-from memplan.search.eager import better_order, mirrored_order, reordered
+from memplan.search.reordered import better_order, mirrored_order, reordered
 from memplan.search.rounds import Rounds
 from memplan.search.segments import articulation_points
 from memplan.search.sequence_search import search

@@ -33,7 +33,7 @@ from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import sequences, space
 from memplan.strategies.spaces.sequences import Sequences
-from memplan.strategies.spaces.space import SearchOptions
+from memplan.strategies.spaces.space import Proving, SearchOptions
 from memplan.util.stop import Stop
 from oracles.sequences import BruteForceSequences
 
@@ -233,10 +233,10 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
 ) -> None:
     only_bounds = []
 
-    def prove(*arguments: Any) -> None:
-        only_bounds.append(arguments[3].enough_seconds is not None)
-        assert bool(arguments[3].candidates) is only_bounds[-1]
-        arguments[4].append(Fact(None, 25.0 + len(only_bounds)))
+    def prove(_: Sequences, proving: Proving) -> None:
+        only_bounds.append(proving.options.enough_seconds is not None)
+        assert bool(proving.options.candidates) is only_bounds[-1]
+        proving.facts.append(Fact(None, 25.0 + len(only_bounds)))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     monkeypatch.setattr(Sequences, "improve", lambda *arguments: arguments[2])
@@ -249,8 +249,9 @@ def test_more_is_proved_in_the_end_where_the_best_is_far_from_its_bound(
 def test_what_is_proved_in_the_end_may_be_that_there_is_no_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def prove(*arguments: Any) -> None:
-        arguments[4].append(Fact(None, 25.0 if arguments[3].enough_seconds is None else math.inf))
+    def prove(_: Sequences, proving: Proving) -> None:
+        bound = 25.0 if proving.options.enough_seconds is None else math.inf
+        proving.facts.append(Fact(None, bound))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     problem = Problem(unit_chain(12), 2 * UNIT, time_limit=NEVER_SECONDS)

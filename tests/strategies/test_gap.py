@@ -20,6 +20,7 @@ from memplan.strategies.base import DEFAULT_GAP, Problem
 from memplan.strategies.spaces import flags, sequences
 from memplan.strategies.spaces.flags import Flags
 from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Proving
 
 GRAPH = unit_chain(16)
 BUDGET = 8 * UNIT
@@ -114,7 +115,8 @@ def test_a_plan_of_less_than_the_budget_is_judged_by_the_bound_of_the_budget(
     monkeypatch.setattr(sequences, "refine_moments", refine)
     problem = Problem(GRAPH, BUDGET, memory=Larger(), time_limit=NEVER_SECONDS)
     facts: list[Fact] = []
-    problem.space.prove(problem, problem.stop(None), ProofOptions(gap_seconds=1.0), facts)
+    options = ProofOptions(gap_seconds=1.0)
+    problem.space.prove(Proving(problem, problem.stop(None), options, facts))
     ntries = len(set(lower.asked))
     assert len(at_budget.asked) == 1
     assert len(lower.asked) == (1 if fits else 3 * ntries)

@@ -21,6 +21,7 @@ from memplan.strategies.base import Problem
 from memplan.strategies.proof_apart import ProofApart
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Proving
 from memplan.util.stop import Stop
 
 OPTIONS = ProofOptions(enough_seconds=1e9, effort=0.05)
@@ -38,8 +39,8 @@ def proof(stop: Stop | None = None) -> ProofBeside:
 
 
 def proving(monkeypatch: pytest.MonkeyPatch, prove: Callable[[Stop, list[Fact]], None]) -> None:
-    def called(*arguments: Any) -> None:
-        prove(arguments[2], arguments[4])
+    def called(_: Sequences, proving: Proving) -> None:
+        prove(proving.stop, proving.facts)
 
     monkeypatch.setattr(Sequences, "prove", called)
 
@@ -227,6 +228,6 @@ def test_an_interrupt_of_the_search_ends_the_process(
     stop = Stop.after(NEVER_SECONDS)
     with proof(stop) as beside:
         beside.begin()
-        monkeypatch.setattr(ProofApart, "bound", lambda _: pytest.fail("it is waited for"))
+        monkeypatch.setattr(ProofApart, "proved", lambda _: pytest.fail("it is waited for"))
         stop.end()
         assert not beside.facts()

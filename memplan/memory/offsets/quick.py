@@ -72,20 +72,20 @@ def lowest_first(
         buffer, begin, end = rest[place], begins[place], ends[place]
         offsets[buffer], top = floor, floor + sizes[buffer]
         keys[place], begins[place], ends[place] = PLACED, PLACED, -1
-        lowest = raise_keys(keys[:count], begins, ends, begin, end, top << shift)
+        lowest = _raise_keys(keys[:count], begins, ends, begin, end, top << shift)
         if top // segment_nbytes != (top + most) // segment_nbytes:
             for k in range(count):
                 if keys[k] >> shift == top:
                     keys[k] = (within_segment(top, sizes[rest[k]], segment_nbytes) << shift) | k
             lowest = keys[:count].min()
         if 0 < nleft < KEPT * count:
-            count = leave_out_placed(keys[:count], begins, ends, rest, shift)
+            count = _leave_out_placed(keys[:count], begins, ends, rest, shift)
             lowest = keys[:count].min()
     return offsets
 
 
 @compiled_with_arrays
-def raise_keys(keys: Array, begins: Array, ends: Array, begin: int, end: int, least: int) -> int:
+def _raise_keys(keys: Array, begins: Array, ends: Array, begin: int, end: int, least: int) -> int:
     """Raise the keys of what is alive from ``begin`` to ``end``; the lowest of all keys."""
     lowest = PLACED
     for k in range(len(keys)):
@@ -97,7 +97,7 @@ def raise_keys(keys: Array, begins: Array, ends: Array, begin: int, end: int, le
 
 
 @compiled_with_arrays
-def leave_out_placed(keys: Array, begins: Array, ends: Array, rest: Array, shift: int) -> int:
+def _leave_out_placed(keys: Array, begins: Array, ends: Array, rest: Array, shift: int) -> int:
     """Move what is not placed yet to the front, in the same order; how many these are."""
     count = 0
     for k in range(len(keys)):

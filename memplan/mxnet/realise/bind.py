@@ -102,6 +102,7 @@ def bind_inference(
     """Bind a network for inference as it runs in an executor that is bound to train.
 
     With oneDNN the last bits are those of that executor only where ``traced`` tells how it trains.
+    UsageError for a network that MXNet runs, but cannot bind.
     """
     data = symbol_json.parse(symbol)
     by_onednn = is_by_onednn(arrays.ctx.device_type)

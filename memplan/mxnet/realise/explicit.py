@@ -7,7 +7,6 @@ order that of the schedule.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,7 +43,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.form import Form, is_in_halves, run_once_by_executor
 from memplan.mxnet.trace.layouts import must_be_in_place
-from memplan.mxnet.trace.nnvm import Entry, Node, depth_first, to_symbol
+from memplan.mxnet.trace.nnvm import Entry, Node, count_readers, depth_first, to_symbol
 from memplan.mxnet.trace.operators import (
     ignored_inputs,
     is_gradient_of_slopes,
@@ -84,8 +83,7 @@ class Explicit(Form):
         """
         by_onednn = is_by_onednn(device_type)
         order = depth_first(heads)
-        nreaders = Counter(entry for node in order for entry in node.inputs)
-        nreaders.update(heads)
+        nreaders = count_readers(order, heads)
         check_sparse_products(order, nreaders)
         for node in order:
             forward = node.forward

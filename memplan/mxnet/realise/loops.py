@@ -79,10 +79,10 @@ def check_gradients(forward: Node, read: Collection[int]) -> None:
             f"is wanted, and MXNet cannot record a call of it; have the condition read a state of "
             f"its own, which begins behind BlockGrad"
         )
-    check_within(forward, {*read, *states_to_differentiate(forward)})
+    _check_within(forward, {*read, *states_to_differentiate(forward)})
 
 
-def check_within(forward: Node, wanted: Collection[int]) -> None:
+def _check_within(forward: Node, wanted: Collection[int]) -> None:
     """TraceError for a while_loop within ``forward`` that MXNet asks for too few gradients.
 
     ``wanted`` are the inputs of ``forward`` of which gradients are computed.
@@ -102,7 +102,7 @@ def check_within(forward: Node, wanted: Collection[int]) -> None:
                     f"and MXNet computes no right gradients then; have that state begin with what "
                     f"depends on a parameter, or take foreach for the loop within"
                 )
-            check_within(node, have)
+            _check_within(node, have)
 
 
 def _differentiable(node: Node) -> set[int]:

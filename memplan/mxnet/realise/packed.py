@@ -7,7 +7,6 @@ calls write where they are told: a step is its ops, called one by one.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,7 +29,7 @@ from memplan.mxnet.realise.rewrite import left_as_it_was, repeatable_nodes, runn
 from memplan.mxnet.realise.unread import without_unread
 from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
-from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, Node, count_readers, depth_first
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
 
@@ -115,8 +114,7 @@ class Packed(Explicit):
 def _warn_of_unwritten(heads: Sequence[Entry], device_type: str) -> None:
     """Warn of the first op of which MXNet leaves a gradient as memory was."""
     order, by_onednn = depth_first(heads), is_by_onednn(device_type)
-    nreaders = Counter(entry for node in order for entry in node.inputs)
-    nreaders.update(heads)
+    nreaders = count_readers(order, heads)
     for node in order:
         if reason := left_as_it_was(node, nreaders, by_onednn=by_onednn):
             warnings.warn(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from memplan.errors import TraceError
@@ -14,7 +13,7 @@ from memplan.mxnet.trace.arguments import wanted
 from memplan.mxnet.trace.einsum import is_optimized
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.gradient import ZERO_OPS
-from memplan.mxnet.trace.nnvm import Entry, Node, depth_first
+from memplan.mxnet.trace.nnvm import Entry, Node, count_readers, depth_first
 from memplan.mxnet.trace.operators import (
     COND,
     EMBEDDINGS,
@@ -160,8 +159,7 @@ def gradients_outside(
     can be there, and none of an operator that would not add. TraceError for other sparse arrays.
     """
     order = [node for node in depth_first(heads) if not node.is_variable]
-    readers = Counter(entry for node in order for entry in node.inputs)
-    readers.update(heads)
+    nreaders = count_readers(order, heads)
     result = set()
     for name, entry in zip(wanted(requests), heads[noutputs:], strict=True):
         node, is_added = entry[0], requests[name] == "add"
@@ -169,10 +167,10 @@ def gradients_outside(
         by_autograd = needs_state(node) and not (
             is_made_of_symbol(node.call) or _does_not_add(*entry)
         )
-        if by_autograd and readers[entry] == 1 and is_added is not _is_sparse(node):
+        if by_autograd and nreaders[entry] == 1 and is_added is not _is_sparse(node):
             result.add(entry)
     for node in order:
-        if _is_sparse(node) and not _finds_a_place(node, readers, result):
+        if _is_sparse(node) and not _finds_a_place(node, nreaders, result):
             raise TraceError(_refused(node.call))
     return result
 
@@ -191,12 +189,11 @@ def _does_not_add(backward: Node, output: int) -> bool:
     return forward.op in DO_NOT_ADD or DO_NOT_ADD_ONE.get(forward.op) == output
 
 
-def _finds_a_place(node: Node, readers: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
+def _finds_a_place(node: Node, nreaders: Mapping[Entry, int], outside: Collection[Entry]) -> bool:
     """Is the only sparse array of this op a gradient that is ``outside``, or that nobody wants?"""
-    reads_sparse = any(_is_sparse_variable(source) for source, _ in node.inputs)
-    if node.call.op not in EMBEDDINGS or reads_sparse:
+    if node.call.op not in EMBEDDINGS or _reads_sparse(node):
         return False
-    return node.forward is None or not readers.get((node, 1)) or (node, 1) in outside
+    return node.forward is None or not nreaders.get((node, 1)) or (node, 1) in outside
 
 
 def _check_branches(backward: Node) -> None:
@@ -270,12 +267,14 @@ def _is_sparse(node: Node) -> bool:
     return (
         has_sparse_gradient(node)
         or (node.op == "cast_storage" and node.attrs["stype"] != "default")
-        or any(_is_sparse_variable(source) for source, _ in node.inputs)
+        or _reads_sparse(node)
     )
 
 
-def _is_sparse_variable(node: Node) -> bool:
-    return node.is_variable and node.attrs.get("__storage_type__", "0") != "0"
+def _reads_sparse(node: Node) -> bool:
+    """Is an input of ``node`` a variable that is declared to be sparse?"""
+    sources = (source for source, _ in node.inputs)
+    return any(s.is_variable and s.attrs.get("__storage_type__", "0") != "0" for s in sources)
 
 
 def _refused(node: Node) -> str:

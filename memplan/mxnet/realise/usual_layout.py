@@ -24,7 +24,7 @@ from memplan.mxnet.realise.engine import to_default_layout
 NDArray = Any
 
 
-def has_usual_layout(array: NDArray) -> bool:
+def _has_usual_layout(array: NDArray) -> bool:
     """Is ``array``, of which nothing is being computed, in none of oneDNN's layouts?
 
     MXNet shares the memory of no other by DLPack, in a microsecond; an error takes ten.
@@ -47,7 +47,7 @@ def in_usual_layout(arrays: Sequence[NDArray]) -> Iterator[None]:
         array.wait_to_read()
     # A sum of one term has the layout of the term; MXNet's copy of an array has the usual one.
     with autograd.pause():
-        kept = [(array, mx.nd.add_n(array)) for array in arrays if not has_usual_layout(array)]
+        kept = [(array, mx.nd.add_n(array)) for array in arrays if not _has_usual_layout(array)]
     to_default_layout([array for array, _ in kept])
     yield
     with autograd.pause():

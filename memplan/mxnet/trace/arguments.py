@@ -173,7 +173,10 @@ def _contradicts(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any]) -> bool:
 def complete_grad_req(
     symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]], grad_req: GradReq
 ) -> dict[str, str]:
-    """``write``, ``add`` or ``null`` for every argument."""
+    """``write``, ``add`` or ``null`` for every argument; ArgumentError where none gets a gradient.
+
+    And for a ``grad_req`` that is none, or names what is no argument.
+    """
     arguments = symbol.list_arguments()
     if grad_req is None:
         requests = {

@@ -58,8 +58,8 @@ class Trace:
     grad_req: Mapping[str, str]
     heads: tuple[Entry, ...]
     stock_order: tuple[int, ...]
-    form: Form = STOCK
-    device_type: str = "cpu"
+    form: Form
+    device_type: str
     numpy_shapes: bool = field(default_factory=mx.util.is_np_shape)
     by_onednn: bool = field(default_factory=onednn_is_enabled)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -126,6 +127,13 @@ def depth_first(entries: Iterable[Entry]) -> list[Node]:
                 order.append(node)
                 stack.pop()
     return order
+
+
+def count_readers(order: Iterable[Node], heads: Iterable[Entry]) -> Counter[Entry]:
+    """How often each output is read by the nodes in ``order``, and as one of ``heads``."""
+    nreaders = Counter(entry for node in order for entry in node.inputs)
+    nreaders.update(heads)
+    return nreaders
 
 
 def dependencies(node: Node) -> list[Node]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import Entry, Node
+from memplan.mxnet.trace.nnvm import Entry, Node, count_readers
 from memplan.mxnet.trace.operators import is_true
 
 
@@ -18,8 +17,7 @@ def check_shared_gradients(order: Sequence[Node], full: Sequence[Entry]) -> None
     does not run at all. That of an np.average without weights divides it where it lies
     (numpy/np_broadcast_reduce_op.h), and tells nobody.
     """
-    nreaders = Counter(entry for node in order for entry in node.inputs)
-    nreaders.update(full)
+    nreaders = count_readers(order, full)
     for node in order:
         if node.op == "_backward_hard_sigmoid":
             fault = "(hard_sigmoid) shares the gradient of its output with another op"

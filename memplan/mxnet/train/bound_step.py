@@ -56,7 +56,7 @@ class BoundStep:
         params: Mapping[str, Parameter],
         ctx: mx.Context,
         pool: Pool,
-        updates: Updates | None = None,
+        updates: Updates | None,
     ) -> None:
         """Bind in the memory of ``pool``.
 

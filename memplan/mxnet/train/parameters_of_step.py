@@ -59,7 +59,7 @@ def initialised(
 
 
 def place_of(parameter: Parameter, ctx: mx.Context) -> int:
-    """Which of the parameter's arrays is on ``ctx``."""
+    """Which of the parameter's arrays is on ``ctx``; ArgumentError where none is."""
     if parameter._data is None and not parameter._deferred_init:
         raise ArgumentError(
             f"parameter {parameter.name!r} is not initialized; call block.initialize()"

@@ -165,7 +165,10 @@ class PlannedCalls:
         return [half for halves in self._past.values() for half in halves if half.is_reached()]
 
     def after_backward(self) -> list[FirstHalf]:
-        """The steps through whose outputs autograd has gone, of which the rest is to run."""
+        """The steps through whose outputs autograd has gone, of which the rest is to run.
+
+        UsageError where it has gone through an earlier call, whose memory is no longer there.
+        """
         halves, gone = self._pop_reached(), self._past_reached()
         if gone:  # by what was not asked before, as a backward within a Custom op
             for half in gone:

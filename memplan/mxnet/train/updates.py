@@ -186,7 +186,10 @@ class OptimizerUpdates:
 
     @contextlib.contextmanager
     def step(self, weights: Mapping[str, NDArray], *, by_operators: bool = True) -> Iterator[None]:
-        """Within it each of ``weights`` is updated once, in any order."""
+        """Within it each of ``weights`` is updated once, in any order.
+
+        UsageError where there is no optimizer yet.
+        """
         if self.updater is None:
             raise UsageError(
                 "a training step updates the parameters, and there is no optimizer yet: call "

@@ -12,6 +12,7 @@ negative, and a loop in which it does is not turned into vector instructions.
 from __future__ import annotations
 
 from memplan.search.kernels.aliases import alias_seconds, alias_seconds_around
+from memplan.search.kernels.linking import link, shift, unlink
 from memplan.search.kernels.model import (
     HANDED,
     NBYTES,
@@ -62,7 +63,7 @@ def _life(model, state, tensor, gap):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
+def _add_bytes(state, begin, end, nbytes):  # type: ignore[no-untyped-def]
     """Add ``nbytes`` to the bytes alive at steps ``begin`` to ``end - 1``."""
     budget = state.totals[BUDGET]
     live = state.live[begin:end]
@@ -118,87 +119,8 @@ def _renew_discount(model, state, step):  # type: ignore[no-untyped-def]
     if model.start[HANDED, op] < model.start[HANDED, op + 1]:
         discount = _discount(model, state, step)
         if discount != state.steps[DISCOUNT, step]:
-            add_bytes(state, step, step + 1, state.steps[DISCOUNT, step] - discount)
+            _add_bytes(state, step, step + 1, state.steps[DISCOUNT, step] - discount)
             state.steps[DISCOUNT, step] = discount
-
-
-@compiled
-def _open(row, place, length, first, by):  # type: ignore[no-untyped-def]
-    """Move ``row[place:length]`` up by a place; what is ``first`` or more grows by ``by``."""
-    moved = row[place : length + 1]
-    for i in range(len(moved) - 1, 0, -1):
-        value = moved[i - 1]
-        moved[i] = value + by * (value >= first)
-
-
-@compiled
-def _close(row, place, length, first, by):  # type: ignore[no-untyped-def]
-    """Move ``row[place + 1:length]`` down by a place; what is ``first`` or more grows by ``by``."""
-    moved = row[place:length]
-    for i in range(len(moved) - 1):
-        value = moved[i + 1]
-        moved[i] = value + by * (value >= first)
-
-
-@compiled
-def _renumber(row, first, by):  # type: ignore[no-untyped-def]
-    """What is ``first`` or more grows by ``by``."""
-    for i in range(len(row)):
-        value = row[i]
-        row[i] = value + by * (value >= first)
-
-
-@compiled
-def _shift(state, place, by):  # type: ignore[no-untyped-def]
-    """Open (by = 1) a step at ``place``, or close the one there (by = -1)."""
-    steps, length = state.steps, state.totals[LENGTH]
-    first = place + (by < 0)  # the first step whose number changes
-    if by > 0:
-        for row in (OP, DISCOUNT):
-            _open(steps[row], place, length, first, 0)
-        for row in (EARLIER, LATER):
-            _open(steps[row], place, length, first, by)
-        _open(state.live, place, length, first, 0)
-    else:
-        for row in (OP, DISCOUNT):
-            _close(steps[row], place, length, first, 0)
-        for row in (EARLIER, LATER):
-            _close(steps[row], place, length, first, by)
-        _close(state.live, place, length, first, 0)
-    _renumber(steps[LATER, :place], first, by)
-    _renumber(state.runs[FIRST], first, by)
-    _renumber(state.runs[LAST], first, by)
-    state.totals[LENGTH] = length + by
-
-
-@compiled
-def _link(steps, runs, length, op, gap, earlier, later):  # type: ignore[no-untyped-def]
-    """Enter the run of ``op`` at the step ``gap`` between its runs before and after."""
-    steps[OP, gap] = op
-    steps[EARLIER, gap] = earlier
-    steps[LATER, gap] = later
-    steps[DISCOUNT, gap] = 0
-    if earlier >= 0:
-        steps[LATER, earlier] = gap
-    else:
-        runs[FIRST, op] = gap
-    if later < length:
-        steps[EARLIER, later] = gap
-    else:
-        runs[LAST, op] = gap
-
-
-@compiled
-def _unlink(steps, runs, length, op, earlier, later):  # type: ignore[no-untyped-def]
-    """Forget the run of ``op`` between these."""
-    if earlier >= 0:
-        steps[LATER, earlier] = later
-    else:
-        runs[FIRST, op] = later if later < length else -1
-    if later < length:
-        steps[EARLIER, later] = earlier
-    else:
-        runs[LAST, op] = earlier
 
 
 @compiled
@@ -210,7 +132,7 @@ def _count_inputs(model, state, op, gap, ndirty):  # type: ignore[no-untyped-def
         write, rewrite = _life(model, state, tensor, gap)
         end = last_read(model, state, tensor, write, rewrite)
         if end < gap:
-            add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
+            _add_bytes(state, end + 1, gap, model.tensors[NBYTES, tensor])
             live += model.tensors[NBYTES, tensor]
             dirty[ndirty] = end
             ndirty += 1
@@ -241,19 +163,19 @@ def insert(model, state, op, gap, orphaned):  # type: ignore[no-untyped-def]
             continue
         if earlier >= 0:
             end = last_read(model, state, tensor, earlier, gap)
-            add_bytes(state, end + 1, gap, -nbytes)
+            _add_bytes(state, end + 1, gap, -nbytes)
             live -= nbytes
             dirty[ndirty] = end
             ndirty += 1
         elif gap >= orphaned:
-            add_bytes(state, orphaned, gap, -nbytes)
+            _add_bytes(state, orphaned, gap, -nbytes)
             live -= nbytes
         else:
-            add_bytes(state, gap, orphaned, nbytes)
+            _add_bytes(state, gap, orphaned, nbytes)
     more, ndirty = _count_inputs(model, state, op, gap, ndirty)
     live += more + model.written_nbytes[op]
-    _shift(state, gap, 1)
-    _link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
+    shift(state, gap, 1)
+    link(state.steps, state.runs, totals[LENGTH], op, gap, earlier, later + 1)
     state.live[gap] = live
     totals[EXCESS] += max(live - totals[BUDGET], 0)
     totals[WIDTH] += model.widths[op]
@@ -284,7 +206,7 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
             tensor = flat[i]
             if last_read(model, state, tensor, step, later) > step:
                 end = last_read(model, state, tensor, earlier, step)
-                add_bytes(state, end + 1, step, tensors[NBYTES, tensor])
+                _add_bytes(state, end + 1, step, tensors[NBYTES, tensor])
                 dirty[ndirty] = end
                 ndirty += 1
     for i in range(model.start[READ, op], model.start[READ, op + 1]):
@@ -292,14 +214,14 @@ def remove(model, state, step):  # type: ignore[no-untyped-def]
         write, rewrite = _life(model, state, tensor, step)
         if last_read(model, state, tensor, write, rewrite) == step:
             end = last_read(model, state, tensor, write, step)
-            add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
+            _add_bytes(state, end + 1, step, -tensors[NBYTES, tensor])
             dirty[ndirty] = end
             ndirty += 1
     totals = state.totals
     totals[EXCESS] -= max(state.live[step] - totals[BUDGET], 0)
     totals[WIDTH] -= model.widths[op]
-    _unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
-    _shift(state, step, -1)
+    unlink(steps, state.runs, totals[LENGTH], op, earlier, later)
+    shift(state, step, -1)
     if has_aliases:
         of_aliases -= alias_seconds_around(model, state, op, step, earlier, later - 1)
     state.seconds[0] -= model.seconds[op] + of_aliases
@@ -332,7 +254,7 @@ def load(model, state, sequence, length, budget_nbytes):  # type: ignore[no-unty
     live[:length] = 0
     for step in range(length):
         op = sequence[step]
-        _link(steps, runs, length, op, step, runs[LAST, op], length)
+        link(steps, runs, length, op, step, runs[LAST, op], length)
         state.totals[WIDTH] += model.widths[op]
         state.seconds[0] += model.seconds[op]
     for step in range(length):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from memplan.errors import ScheduleError
 from memplan.programs.mirror_refinement import refine_flags
-from memplan.programs.proof import Fact, ProofOptions
+from memplan.programs.proof import Fact
 from memplan.search.flag_annealing import (
     anneal,
     best_flags,
@@ -24,18 +24,17 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.spaces.space import (
     BLOCKS_EFFORT,
     LARGE,
-    IsEnough,
+    Proving,
     SearchOptions,
     Space,
     ending,
-    never,
 )
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
     from memplan.strategies.base import Problem
 
-# Of a large graph so many cuts are tried, whose costs are compiled. Set on memonger's LSTM.
+# Of a large graph this many cuts are tried, whose costs are compiled. Set on memonger's LSTM.
 CUTS = 48
 
 
@@ -77,40 +76,22 @@ class Flags(Space):
         schedule = self.improve(problem, None, stop, options)
         return [] if schedule is None else [schedule]
 
-    def prove(
-        self,
-        problem: Problem,
-        stop: Stop,
-        options: ProofOptions,
-        facts: list[Fact],
-        is_enough: IsEnough = never,
-    ) -> None:
-        effort = BLOCKS_EFFORT * options.effort
-        options = dataclasses.replace(options, effort=effort)
-        self._program(problem, stop, options, facts, is_enough)
+    def prove(self, proving: Proving) -> None:
+        effort = BLOCKS_EFFORT * proving.options.effort
+        options = dataclasses.replace(proving.options, effort=effort)
+        self.program(dataclasses.replace(proving, options=options))
 
-    def program(
-        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
-    ) -> None:
-        self._program(problem, stop, options, facts, never)
-
-    def _program(
-        self,
-        problem: Problem,
-        stop: Stop,
-        options: ProofOptions,
-        facts: list[Fact],
-        is_enough: IsEnough,
-    ) -> None:
-        assert problem.budget_nbytes is not None
-        if not flaggable(problem.graph):  # and the unplanned step does not fit
+    def program(self, proving: Proving) -> None:
+        problem, facts = proving.problem, proving.facts
+        graph, budget_nbytes = problem.graph, problem.budget_nbytes
+        assert budget_nbytes is not None
+        if not flaggable(graph):  # and the unplanned step does not fit
             facts.append(Fact(None, math.inf))
             return
         start = problem.cheapest([fact.schedule for fact in facts])
-        budget_nbytes = problem.budget_nbytes
-        for fact in refine_flags(problem.graph, budget_nbytes, stop, options, start=start):
+        for fact in refine_flags(graph, budget_nbytes, proving.stop, proving.options, start=start):
             facts.append(fact)
-            if is_enough(fact.bound_seconds):
+            if proving.is_enough(fact.bound_seconds):
                 return
 
     def improve(

@@ -14,10 +14,10 @@ from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.by_loss import loss_by_loss
 from memplan.search.choosing import Choosing
-from memplan.search.eager import Reordered
 from memplan.search.evicted_lowest import lowest
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.search.rematerialize import inner_forward, recomputing_segments
+from memplan.search.reordered import Reordered
 from memplan.search.segments import coarse_cuts
 from memplan.search.sequence_search import compile_search, search
 from memplan.search.sequences import Rules
@@ -27,12 +27,11 @@ from memplan.step.schedule import Schedule
 from memplan.strategies.spaces.space import (
     BLOCKS_EFFORT,
     LARGE,
-    IsEnough,
+    Proving,
     SearchOptions,
     Space,
     ending,
     is_slow,
-    never,
 )
 from memplan.util.stop import Stop
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 # Part of the work for schedules to begin with that each greedy schedule of a large graph in blocks
 # gets. Set on residual networks of 5,141 and 10,281 ops.
 GREEDY_WORK = 0.1
-# Of a large graph so many cuts are tried, whose costs are not compiled. Set on memonger's LSTM.
+# Of a large graph this many cuts are tried, whose costs are not compiled. Set on memonger's LSTM.
 CUTS = 6
 
 # Match ranges at which annealing over what mirroring could recompute begins a search in blocks.
@@ -162,14 +161,8 @@ class Sequences(Space):
         schedule = problem.aim_lower(choosing.solve, stop, share=EVICTING_SHARE)
         return [] if schedule is None else [schedule]
 
-    def prove(
-        self,
-        problem: Problem,
-        stop: Stop,
-        options: ProofOptions,
-        facts: list[Fact],
-        is_enough: IsEnough = never,
-    ) -> None:
+    def prove(self, proving: Proving) -> None:
+        problem, stop, options = proving.problem, proving.stop, proving.options
         graph, budget_nbytes = problem.graph, problem.budget_nbytes
         assert budget_nbytes is not None
         is_large, in_blocks = len(graph.ops) > LARGE, bool(problem.memory.match_ranges)
@@ -178,22 +171,21 @@ class Sequences(Space):
         if is_large:
             options = dataclasses.replace(options, nmoments=ALONE_OF_LARGE, size=SIZE_OF_LARGE)
         if is_large and in_blocks:
-            facts.append(next(refine_moments(graph, budget_nbytes, stop, options)))
+            proving.facts.append(next(refine_moments(graph, budget_nbytes, stop, options)))
             return
         if options.enough_seconds is not None:
-            facts.extend(raise_bound(graph, budget_nbytes, stop, options))
+            proving.facts.extend(raise_bound(graph, budget_nbytes, stop, options))
             return
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
-        proof = _Proof(problem, options, repeats, facts, is_enough)
+        proof = _Proof(dataclasses.replace(proving, options=options), repeats)
         share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
         problem.aim_lower(proof.solve, stop, share=share)
 
-    def program(
-        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
-    ) -> None:
-        assert problem.budget_nbytes is not None
-        StageRefinement(problem.graph, problem.budget_nbytes, stop, options, facts).run()
+    def program(self, proving: Proving) -> None:
+        graph, budget_nbytes = proving.problem.graph, proving.problem.budget_nbytes
+        assert budget_nbytes is not None
+        StageRefinement(graph, budget_nbytes, proving.stop, proving.options, proving.facts).run()
 
     def improve(
         self, problem: Problem, start: Schedule | None, stop: Stop, options: SearchOptions
@@ -205,17 +197,10 @@ class Sequences(Space):
 class _Proof:
     """Programs of moments for the budget, and where no answer keeps it, ``repeats`` for less."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        options: ProofOptions,
-        repeats: ProofOptions,
-        facts: list[Fact],
-        is_enough: IsEnough,
-    ) -> None:
-        self.problem, self.options, self.repeats = problem, options, repeats
-        self.facts, self.is_enough = facts, is_enough
-        self.highest = problem.bound_seconds
+    def __init__(self, proving: Proving, repeats: ProofOptions) -> None:
+        self.problem, self.options, self.repeats = proving.problem, proving.options, repeats
+        self.facts, self.is_enough = proving.facts, proving.is_enough
+        self.highest = self.problem.bound_seconds
 
     def solve(self, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found in ``aim`` bytes; None, too, where a known one is enough."""

@@ -33,16 +33,6 @@ MOVES_PER_ROUND = 5000
 BLOCKS_EFFORT = 0.25
 
 
-# Whether a schedule is known that is good enough by this proven bound in seconds.
-IsEnough = Callable[[float], bool]
-
-
-def never(bound_seconds: float) -> bool:
-    """What is known is good enough by no bound."""
-    del bound_seconds
-    return False
-
-
 @dataclass(frozen=True)
 class SearchOptions:
     """What a search of a space is asked.
@@ -62,6 +52,26 @@ class SearchOptions:
     def moves_of_flags(self) -> int | None:
         """How many moves annealing over flags makes (None: as many as its work is)."""
         return None if self.rounds is None else MOVES_PER_ROUND * self.rounds
+
+
+def _never(bound_seconds: float) -> bool:
+    del bound_seconds
+    return False
+
+
+@dataclass(frozen=True)
+class Proving:
+    """What is to be proved of a problem: until when, how, and the list to which it is added.
+
+    The last one says whether a schedule is known that is good enough by a proven bound in seconds:
+    that ends it.
+    """
+
+    problem: Problem
+    stop: Stop
+    options: ProofOptions
+    facts: list[Fact]
+    is_enough: Callable[[float], bool] = _never
 
 
 class Space(Protocol):
@@ -102,22 +112,10 @@ class Space(Protocol):
         del problem, stop, options
         return None
 
-    def prove(
-        self,
-        problem: Problem,
-        stop: Stop,
-        options: ProofOptions,
-        facts: list[Fact],
-        is_enough: IsEnough = never,
-    ) -> None:
-        """Add to ``facts`` what is quickly proved, and the schedules that come of it.
+    def prove(self, proving: Proving) -> None:
+        """Add what is quickly proved for a budget, and the schedules that come of it."""
 
-        It ends where ``is_enough`` says that by what is proved a known schedule is good enough.
-        """
-
-    def program(
-        self, problem: Problem, stop: Stop, options: ProofOptions, facts: list[Fact]
-    ) -> None:
+    def program(self, proving: Proving) -> None:
         """The same with all of Checkmate's program, in live bytes, until its optimum is known."""
 
     def improve(

@@ -51,10 +51,10 @@ OPERATOR_NBYTES, FIRST_OPERATORS = 50_000, 48
 
 def code_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
     """The code for the operators ``nodes`` of a step, and what their calls take."""
-    return first_nbytes(nodes, call_nbytes) + _of_operators(nodes)
+    return _first_nbytes(nodes, call_nbytes) + _of_operators(nodes)
 
 
-def first_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
+def _first_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
     """What is counted of the code as it is first used, and of calls of so many bytes each.
 
     Gradients of parameters are written, too, into whatever memory.
@@ -73,7 +73,7 @@ def further_calls(graph: TrainingGraph, call_nbytes: int) -> list[int]:
 
 def uncounted_nbytes(nodes: Sequence[Node], call_nbytes: int) -> int:
     """What is not counted of it in a small network."""
-    return _of_library(nodes) + call_nbytes * len(nodes) - first_nbytes(nodes, call_nbytes)
+    return _of_library(nodes) + call_nbytes * len(nodes) - _first_nbytes(nodes, call_nbytes)
 
 
 def _of_library(nodes: Iterable[Node]) -> int:

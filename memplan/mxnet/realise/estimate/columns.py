@@ -42,7 +42,7 @@ class Columns:
     conv: Convolution
     nthreads: int
     arrays_nbytes: int
-    itemsize: int = 4
+    itemsize: int
 
     @property
     def forward_nbytes(self) -> int:

@@ -245,7 +245,10 @@ def one_context(batch: Arrays) -> mx.Context:
 
 
 def per_context(x: Arrays, y: Arrays) -> list[tuple[Arrays, Arrays]] | None:
-    """Inputs and labels for each context; None if they are not lists of that."""
+    """Inputs and labels for each context; None if they are not lists of that.
+
+    ArgumentError where only the inputs are.
+    """
     parts = _split(x)
     if parts is None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import mxnet as mx
 from memplan.mxnet.train.blocks.hooks import has_hooks
 from memplan.mxnet.train.blocks.hybridized import hybridized, is_graph, with_children
 from memplan.mxnet.train.blocks.named_parameters import named_parameters
-from memplan.mxnet.train.blocks.read_by import is_mxnets, read_by
+from memplan.mxnet.train.blocks.read_by import FUNCTIONS, is_mxnets, read_by
 from memplan.mxnet.train.blocks.settings import are_set, settings
 
 # What MXNet keeps in every block: names, children, and its graph.
@@ -24,14 +23,18 @@ OF_MXNET = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 # The attributes in which a block has its layers and its own parameters.
 _REPLACED = ("_children", "_reg_params")
 
-# What a block that has it as an attribute may call, as a HybridLambda does.
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-
 # After so many new plans, in one of so many steps each, a warning says what changes.
 MANY, OFTEN = 4, 3
 
 # The attributes of a block, and values of those that are settings.
 Values = tuple[dict[str, Any], dict[str, Any]]
+
+
+def losses_in(loss: Any) -> list[Any]:
+    """The losses of a step: of a list or tuple each, and none of None."""
+    if loss is None:
+        return []
+    return list(loss) if isinstance(loss, list | tuple) else [loss]
 
 
 class BlockChanges:
@@ -46,8 +49,7 @@ class BlockChanges:
 
     def __init__(self, blocks: Sequence[Any], loss: Any, is_kept: Callable[[Any], bool]) -> None:
         self._blocks, self._is_kept = blocks, is_kept
-        losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
-        self._losses = [fn for fn in losses if not isinstance(fn, mx.gluon.Block)]
+        self._losses = [fn for fn in losses_in(loss) if not isinstance(fn, mx.gluon.Block)]
         # Of every hybridized block that has run, what its graph is called with, and the attributes
         # of which the graph was made.
         self._graphs_of: dict[Any, tuple[Any, list[Values]]] = {}
@@ -312,7 +314,7 @@ def _methods(kind: type) -> tuple[Any, Any]:
 
 
 def _functions(block: Any) -> dict[str, Any]:
-    return {name: fn for name, fn in vars(block).items() if isinstance(fn, _FUNCTIONS)}
+    return {name: fn for name, fn in vars(block).items() if isinstance(fn, FUNCTIONS)}
 
 
 def _all_of(block: Any) -> Values:

@@ -81,7 +81,7 @@ def compose(
     specs: Specs,
     params: Mapping[str, Parameter],
     *,
-    known: BlockNetwork | None = None,
+    known: BlockNetwork | None,
 ) -> BlockNetwork:
     """The network of a block and its loss, for inputs and labels of these ``specs``.
 

@@ -13,6 +13,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError, MemplanError, TraceError
 from memplan.mxnet.realise.step_scope import recorded
 from memplan.mxnet.train.arrays.nesting import Specs, alike, as_inputs, leaves, variables
+from memplan.mxnet.train.blocks.block_changes import losses_in
 from memplan.mxnet.train.blocks.cached_graphs import has_graph, outputs_of_graph
 from memplan.mxnet.train.blocks.composing_thread import Hooks
 from memplan.mxnet.train.blocks.initial_order import Calls, noting_calls
@@ -95,7 +96,7 @@ def check_block(block: Any) -> None:
 def trained_blocks(block: Any, loss: Any) -> list[mx.gluon.Block]:
     """``block`` and the losses that are blocks; ArgumentError for what cannot be trained."""
     check_block(block)
-    losses = loss if isinstance(loss, list | tuple) else [] if loss is None else [loss]
+    losses = losses_in(loss)
     if not all(map(callable, losses)) or (isinstance(loss, list | tuple) and not loss):
         raise ArgumentError(f"loss must be a function, a list of them, or None; got {shown(loss)}")
     return [block, *(fn for fn in losses if isinstance(fn, mx.gluon.Block))]

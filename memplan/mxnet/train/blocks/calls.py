@@ -126,7 +126,7 @@ def call_of_node(node: Mapping[str, Any], first_of: Mapping[int, int]) -> tuple[
     return node["op"], tuple(sorted(node.get("attrs", {}).items())), sources
 
 
-def merged_entries(entries: Iterable[Sequence[int]], first_of: Mapping[int, int]) -> list[Any]:
+def _merged_entries(entries: Iterable[Sequence[int]], first_of: Mapping[int, int]) -> list[Any]:
     """These ``entries`` of a graph in JSON, of the nodes that stand for others."""
     return [[first_of.get(source, source), *rest] for source, *rest in entries]
 
@@ -140,8 +140,8 @@ def with_merged(symbol: mx.sym.Symbol, first_of: Mapping[int, int]) -> mx.sym.Sy
     if first_of.keys().isdisjoint(range(len(graph["nodes"]))):
         return symbol
     for part in graph["nodes"]:
-        part["inputs"] = merged_entries(part["inputs"], first_of)
-    graph["heads"] = merged_entries(graph["heads"], first_of)
+        part["inputs"] = _merged_entries(part["inputs"], first_of)
+    graph["heads"] = _merged_entries(graph["heads"], first_of)
     return symbol_json.load(graph)
 
 
@@ -287,7 +287,7 @@ class Ops:
         """Have what reads one that is ``merged`` read that with which it is."""
         if self.merged:
             self.nodes = [
-                {**node, "inputs": merged_entries(node["inputs"], self.merged)}
+                {**node, "inputs": _merged_entries(node["inputs"], self.merged)}
                 for node in self.nodes
             ]
         for places in (self.heads, self.returned, self.scaled):

@@ -33,7 +33,7 @@ Parameter = Any
 OUTPUT = "memplan_output"
 
 
-def losses_by(loss: Any, outputs: Any, labels: Any) -> Any:
+def _losses_by(loss: Any, outputs: Any, labels: Any) -> Any:
     """What the ``loss``, or a list of them, computes of what the block returns."""
     arguments = () if labels is None else (labels,)
     if not isinstance(loss, list | tuple):
@@ -134,15 +134,15 @@ class LossCalls:
         if called_for != kind:
             # A block that runs in every step may keep what the loss reads.
             if self._changes.are_unseen() or not self._changes.are_losses_called():
-                return losses_by(self._loss, outputs, labels)
+                return _losses_by(self._loss, outputs, labels)
             if self._known.get(kind, self) is None:
-                return losses_by(self._loss, outputs, labels)
+                return _losses_by(self._loss, outputs, labels)
             try:
                 losses = self._call_first(kind, outputs, labels, params, noted.calls)
             except Exception:  # as where it asks a Symbol for more than a variable has
                 self._known[kind] = None
                 del noted.calls[nnoted:]
-                return losses_by(self._loss, outputs, labels)
+                return _losses_by(self._loss, outputs, labels)
         return _put_behind(losses, outputs, params, noted.calls, nnoted)
 
     def _call_first(
@@ -171,7 +171,7 @@ class LossCalls:
     def _call(self, known: _Known) -> Any:
         known.computed = None
         # It may write into the lists that it gets.
-        losses = losses_by(self._loss, _same(known.outputs), _same(known.labels))
+        losses = _losses_by(self._loss, _same(known.outputs), _same(known.labels))
         symbols = list(leaves(losses))
         if symbols and all(isinstance(symbol, mx.sym.Symbol) for symbol in symbols):
             form = alike(lambda symbol: len(symbol.list_outputs()), losses)

@@ -14,10 +14,9 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import TraceError
-from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import LOOP, NORMS_OF_BATCHES, RECURRENT, depends_on_mode
 from memplan.mxnet.train.blocks.calls import Call
-from memplan.mxnet.train.blocks.random_order import ops_of
+from memplan.mxnet.train.blocks.random_order import alone, ops_of
 
 # What computes as in inference in both modes, by operators.
 _INSTEAD = dict.fromkeys(NORMS_OF_BATCHES, "give the BatchNorm use_global_stats=True, or ")
@@ -69,7 +68,7 @@ def in_other_mode(calls: Sequence[Call], symbol: mx.sym.Symbol) -> tuple[str, st
 
 def _depending(node: Mapping[str, Any]) -> Iterator[str]:
     """The operators that depend on the mode: ``node``, and those in a loop or branch that it is."""
-    if depends_on_mode(Node(node["op"], node["name"], node.get("attrs", {}))):
+    if depends_on_mode(alone(node)):
         yield str(node["op"])
     for inner in _within(node):
         yield from _depending(inner)

@@ -63,7 +63,7 @@ def other_draws(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> OtherDraws:
     """
     nodes, known, places_of = ops_of(symbol, calls)
     pairs = [(call, k) for call, ks in zip(calls, places_of, strict=True) for k in ks]
-    drawn = [k for call, k in pairs if call.in_training or not _draws_only_in_training(nodes[k])]
+    drawn = [k for call, k in pairs if call.in_training or not depends_on_mode(alone(nodes[k]))]
     # What a loop draws is in a graph of its own.
     drawn = [k for k in drawn if draws(nodes[k]) and LOOP not in nodes[k].get("attrs", {})]
     moved = _moved(nodes, [place for place in drawn if place < known])
@@ -99,10 +99,11 @@ def ops_of(symbol: mx.sym.Symbol, calls: Sequence[Call]) -> tuple[list[Any], int
     return nodes, known, places_of
 
 
-def _draws_only_in_training(node: Mapping[str, Any]) -> bool:
-    return depends_on_mode(Node(node["op"], node["name"], node.get("attrs", {})))
+def alone(node: Mapping[str, Any]) -> Node:
+    """The operator that a ``node`` of a Symbol's JSON is, without its inputs."""
+    return Node(node["op"], node["name"], node.get("attrs", {}))
 
 
 def draws(node: Mapping[str, Any]) -> bool:
     """Does an operator draw random numbers in training?"""
-    return draws_in_training(Node(node["op"], node["name"], node.get("attrs", {})))
+    return draws_in_training(alone(node))

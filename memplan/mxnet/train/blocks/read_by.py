@@ -11,6 +11,9 @@ from typing import Any
 
 import mxnet as mx
 
+# What a block or a loss may be, or have as an attribute, and calls.
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
 # What is found under a name, and has attributes that do not count.
 _WITHOUT_SETTINGS = (type, types.ModuleType, types.FunctionType, mx.nd.NDArray, mx.sym.Symbol)
 
@@ -37,6 +40,11 @@ def is_scripts_module(value: Any) -> bool:
     return not is_pythons and _INSTALLED.isdisjoint(path.parts)
 
 
+def function_of(method: Any) -> Any:
+    """What ``method``, or a partial, calls; a function itself."""
+    return getattr(method, "__func__", getattr(method, "func", method))
+
+
 def package_of(method: Any) -> str:
     """The package in which ``method`` was written; of a partial what that calls."""
     while isinstance(method, functools.partial):
@@ -50,7 +58,7 @@ def read_by(function: Any) -> dict[str, Any]:
     And of the attributes of what it finds there those that it names; all of a Gluon block's. What
     the functions read that it calls is not known.
     """
-    inner = getattr(function, "__func__", getattr(function, "func", function))
+    inner = function_of(function)
     if not isinstance(inner, types.FunctionType):
         return dict(vars(function)) if hasattr(function, "__dict__") else {}
     names = set(_names(inner.__code__))

@@ -19,11 +19,18 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.train.blocks.asking_code import asks
 from memplan.mxnet.train.blocks.autograd_of_symbols import refusing_autograd
-from memplan.mxnet.train.blocks.block_changes import OF_MXNET
+from memplan.mxnet.train.blocks.block_changes import OF_MXNET, losses_in
 from memplan.mxnet.train.blocks.hooks import has_hooks
 from memplan.mxnet.train.blocks.hybridized import is_graph
 from memplan.mxnet.train.blocks.lists_of_operators import operators_return_lists
-from memplan.mxnet.train.blocks.read_by import is_mxnets, is_scripts_module, package_of, read_by
+from memplan.mxnet.train.blocks.read_by import (
+    FUNCTIONS,
+    function_of,
+    is_mxnets,
+    is_scripts_module,
+    package_of,
+    read_by,
+)
 from memplan.mxnet.train.blocks.refused_symbols import package_of_frame, place_of
 
 Block = Any
@@ -31,9 +38,6 @@ T = TypeVar("T")
 
 # Their blocks are written to be hybridized, and return the same for both.
 _LIBRARIES = ("mxnet", "gluoncv", "gluonnlp")
-
-# What else of the script's may ask.
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 # What gives rows of an array, and outputs of a Symbol, by the methods that do.
 _ROWS = {"__len__": "the len()", "__getitem__": "rows", "__iter__": "rows"}
@@ -87,10 +91,10 @@ def _asking(block: Block) -> Iterator[str]:
 
 def _asking_losses(loss: Any) -> Iterator[str]:
     """Names of those of the losses that are no blocks, and ask whether they get arrays."""
-    for one in loss if isinstance(loss, list | tuple) else [loss]:
+    for one in losses_in(loss):
         if isinstance(one, mx.gluon.Block) or not callable(one):
             continue
-        function = one if isinstance(one, _FUNCTIONS) else type(one).__call__
+        function = one if isinstance(one, FUNCTIONS) else type(one).__call__
         owner = getattr(function, "__self__", one)
         if _asks(function, owner, type(owner), set()):
             yield getattr(one, "__name__", type(one).__name__)
@@ -103,8 +107,7 @@ def _asks(function: Any, owner: Any, kind: type, seen: set[Any]) -> bool:
     whose class is ``kind``, or an attribute. Of MXNet's own functions only attributes are the
     script's: those of a HybridLambda. ``seen`` are those that were looked at before.
     """
-    inner = getattr(function, "__func__", getattr(function, "func", function))
-    code = getattr(inner, "__code__", None)
+    code = getattr(function_of(function), "__code__", None)
     if code is None or code in seen:
         return False
     seen.add(code)
@@ -119,7 +122,7 @@ def _asks(function: Any, owner: Any, kind: type, seen: set[Any]) -> bool:
             *(getattr(kind, name, None) for name in code.co_names),
             *(names.get(name) for names in modules for name in code.co_names),
         ]
-    functions = (other for other in named if isinstance(other, _FUNCTIONS))
+    functions = (other for other in named if isinstance(other, FUNCTIONS))
     return any(_asks(other, owner, kind, seen) for other in functions)
 
 
