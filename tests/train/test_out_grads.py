@@ -8,7 +8,7 @@ import mxnet as mx
 import pytest
 
 from helpers.fitting import TWO, Make, Result, differing, planned, seed, state
-from memplan.errors import ArgumentError
+from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor
 from memplan.planning.planner import plan
 
@@ -92,3 +92,44 @@ def test_gradients_from_elsewhere_are_refused_before_a_training_step() -> None:
         module.backward(out_grads=[mx.nd.ones((2, 3))])
     module.forward(half, is_train=True)
     module.backward(out_grads=[mx.nd.ones((2, 3))])
+
+
+@pytest.mark.parametrize("realisation", ["packed", "explicit", "updating"])
+def test_a_module_computes_no_gradients_of_an_inference(realisation: str) -> None:
+    module = planned(net_of_losses(), **NAMES, realisation=realisation)
+    module.bind(DATA, LABELS)
+    module.init_params()
+    module.init_optimizer()
+    batch = mx.io.DataBatch([mx.nd.ones((4, 5))], [mx.nd.ones(4), mx.nd.ones((4, 3))])
+    for _ in range(2):  # with no training step before it, and with one
+        module.forward(batch, is_train=False)
+        with pytest.raises(UsageError, match=r"backward\(\) after forward\(is_train=False\)"):
+            module.backward()
+        module.forward_backward(batch)
+        module.update()
+
+
+def test_a_module_is_differentiated_after_another_one_has_inferred() -> None:
+    """Not by its own evaluation, whose gradients MXNet would compute."""
+    batch = mx.io.DataBatch([mx.nd.ones((4, 5))], [mx.nd.ones(4), mx.nd.ones((4, 3))])
+    module, other = planned(net_of_losses(), **NAMES), planned(net_of_losses(), **NAMES)
+    module.bind(DATA, LABELS)
+    module.init_params()
+    other.bind(DATA, LABELS, shared_module=module)
+    module.forward(batch, is_train=True)
+    other.forward(batch, is_train=False)
+    module.backward()
+    module.forward(batch, is_train=True)
+    module.forward(batch, is_train=False)
+    with pytest.raises(UsageError, match="and evaluate after it"):
+        module.backward()
+
+
+def test_an_executor_computes_no_gradients_of_an_inference() -> None:
+    made = plan(net_of_losses(), strategy="store_all", realisation="packed", data=(4, 5))
+    executor = TrainExecutor(made.trace, made.schedule)
+    executor.forward(is_train=False)
+    with pytest.raises(UsageError, match=r"backward\(\) after forward\(is_train=False\)"):
+        executor.backward()
+    executor.forward(is_train=True)
+    executor.backward()

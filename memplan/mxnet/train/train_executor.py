@@ -38,6 +38,7 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.form import is_in_halves
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays, Gradients
 from memplan.mxnet.train.arrays.end_of_process import wait_at_exit
+from memplan.mxnet.train.arrays.last_forward import LastForward
 from memplan.mxnet.train.fixed_gammas import gammas_without_gradient
 from memplan.planning.realisation import check_is_context
 from memplan.step.schedule import Schedule
@@ -128,6 +129,7 @@ class TrainExecutor(BoundArrays):
         self.binding = threading.current_thread() if keeps_operators else None
         self._hidden_writes = HiddenWrites(hidden, self._training.outputs, self.ctx)
         self._nsteps = 0
+        self._last = LastForward()
         self._kept_below = kept_below(trace.nodes)
         wait_at_exit(self, self._training.outputs)
         self._inference: mx.executor.Executor | None = None
@@ -251,6 +253,7 @@ class TrainExecutor(BoundArrays):
     def forward(self, is_train: bool = False, **values: Any) -> list[NDArray]:
         """Set the arguments ``values``, then run a training step, or inference; the outputs."""
         self._set(values)
+        self._last.begin(is_train=is_train)
         if self._operators is not None:
             self._operators.wait_for(self.outputs)
         if is_train:
@@ -340,8 +343,10 @@ class TrainExecutor(BoundArrays):
         """Nothing: ``forward(is_train=True)`` has left the gradients in ``grad_dict``.
 
         Raises ArgumentError for ``out_grads``, which come too late: set ``head_grads`` before.
-        Where all outputs are losses, and there are none, they are ignored, as in MXNet.
+        Where all outputs are losses, and there are none, they are ignored, as in MXNet. UsageError
+        after an inference, which has left no gradients.
         """
+        self._last.check()
         is_empty = isinstance(out_grads, list | tuple | dict) and not out_grads
         if self.head_grads and out_grads is not None and not is_empty:
             raise ArgumentError(

@@ -19,6 +19,7 @@ from memplan.mxnet.realise.monitor import check_monitor, without_readers
 from memplan.mxnet.trace.arguments import infer_arguments, storage_types
 from memplan.mxnet.train.arrays.bound_arrays import BoundArrays
 from memplan.mxnet.train.arrays.input_memory import view
+from memplan.mxnet.train.arrays.last_forward import LastForward
 from memplan.mxnet.train.modules.device import Device
 from memplan.mxnet.train.modules.module_gradients import Key, key_of
 from memplan.mxnet.train.modules.other_parameters import check_shared, check_unchanged
@@ -72,6 +73,7 @@ class Executor(BoundArrays):
         self._reshaped: dict[tuple[Any, ...], Executor] = {}
         self._monitor: tuple[Callback, bool] | None = None
         self._trained, self._lacks_backward = -1, False
+        self._last = LastForward()
         self._binding = threading.current_thread()
         #: For the Custom ops, in training and inference, however often these are bound.
         self.operators = KeptOperators()
@@ -260,6 +262,7 @@ class Executor(BoundArrays):
             )
         self.operators.wait_for(self._outputs or ())
         self._trained = -1
+        self._last.begin(is_train=is_train)
         # A step that is refused, or whose making is interrupted, trains nothing.
         executor = self.train() if is_train else self.infer()
         self._lacks_backward = self._lacks_backward or is_train
@@ -273,13 +276,17 @@ class Executor(BoundArrays):
         return self._outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        """Nothing: losses ignore ``out_grads``. ArgumentError for some before a training step."""
-        self._lacks_backward = False
+        """Nothing: losses ignore ``out_grads``. ArgumentError for some before a training step.
+
+        UsageError after an inference, which has left no gradients.
+        """
         if out_grads is not None and len(out_grads) and self.plan is None:
             raise ArgumentError(
                 "backward takes no out_grads before forward(is_train=True), whose losses ignore "
                 "them; to train on gradients from elsewhere use mx.mod.Module"
             )
+        self._last.check()
+        self._lacks_backward = False
 
     def check_gradients(self) -> None:
         """Raises UsageError where the gradients are no longer, or not yet, there."""
