@@ -98,7 +98,7 @@ def test_the_gradient_of_pictures_that_a_dense_layer_reads_is_in_their_layout(op
 
 def test_explicit_steps_refuse_what_a_schedule_would_decide() -> None:
     network = _network(first=True)
-    with pytest.raises(TraceError, match=r"act_type='prelu'.*slopes.*realisation='packed'"):
+    with pytest.raises(TraceError, match=r"act_type='prelu'.*slopes.*='packed' \(for mx"):
         trace(network, shapes=SHAPES, realisation="explicit")
     frozen = {"slopes0": "null", "slopes1": "null", "more0": "null", "more1": "null"}
     requests = {n: frozen.get(n, "write") for n in network.list_arguments()}

@@ -210,7 +210,7 @@ def _check_slopes(node: Node, nreaders: Mapping[Entry, int], *, of_argument: boo
     an array of its own there, or where autograd calls the op by itself.
     """
     assert node.forward is not None
-    name, advice = node.forward.name, "realisation='packed' or 'mirror'"
+    name, advice = node.forward.name, "realisation='packed' (for mx.mod.Module 'mirror', too)"
     if keeps_gradient(node):
         reason = "MXNet's executor would write over the gradient of its output, the block does not"
         advice = "realisation='packed', on cpu(0) or a GPU"
