@@ -119,6 +119,12 @@ def test_what_the_loop_does_itself_is_refused(options: dict[str, Any], message: 
     planned(net, **QUICKLY, trainer=None, loss=None, keep_outputs=False, optimizer=None)
 
 
+def test_what_is_no_option_is_refused_by_name() -> None:
+    net, _ = started()
+    with pytest.raises(ArgumentError, match=r"planned has no option 'foo'; it has budget, strat"):
+        planned(net, foo=1)
+
+
 @pytest.mark.parametrize("is_trained", [False, True])
 @pytest.mark.parametrize(
     "copied",

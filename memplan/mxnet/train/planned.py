@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import mxnet as mx
@@ -17,6 +18,17 @@ Block = Any
 # What a planned block has, and a copy of it has not. The class of the user's block may have
 # attributes and methods of any other name.
 STEP, PLAN = "planned_step", "_memplan_planned"
+
+# What a planned block has no use for, and why.
+_NOT_TAKEN = {
+    "trainer": "the loop calls trainer.step itself",
+    "loss": (
+        "the loop computes it of what the block returns; for one within the step take "
+        "TrainStep(block, loss), which is called in place of autograd.record() and backward()"
+    ),
+    "keep_outputs": "it returns its outputs to the loop in every step",
+    "optimizer": "the loop's trainer has it; leave room for its states by reserve='200MiB'",
+}
 
 
 def planned(block: Block, **options: Any) -> Block:
@@ -35,10 +47,11 @@ def planned(block: Block, **options: Any) -> Block:
     where a loss reads parameters as they were before the call, or calls a layer with statistics
     besides, for ``backward(train_mode=False)``, and where ``mx.autograd.grad`` is asked for
     gradients of its parameters that it cannot reach: through the block, or of a loss recorded
-    before its call or ``backward``; ArgumentError for a block that has a plan already by other
-    options (by equal ones it is left as it is), and for a trainer, an optimizer, a loss and
-    ``keep_outputs``. Threads that call the block or ``backward`` wait for each other, and each of
-    them trains on contexts of its own. A copy of the block is not planned.
+    before its call or ``backward``; ArgumentError for a block that has trained by a plan of other
+    options (before the first step these replace the others), and for a trainer, an optimizer, a
+    loss, ``keep_outputs`` and what is no option. Threads that call the block or ``backward`` wait
+    for each other, and each of them trains on contexts of its own. A copy of the block is not
+    planned.
     """
     check_block(block)
     _check_options(options)
@@ -94,17 +107,13 @@ def _with_step(block: Block, step: TrainStep, options: dict[str, Any]) -> Block:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """ArgumentError for those that say what the loop does, or has, itself."""
-    reasons = {
-        "trainer": "the loop calls trainer.step itself",
-        "loss": (
-            "the loop computes it of what the block returns; for one within the step take "
-            "TrainStep(block, loss), which is called in place of autograd.record() and backward()"
-        ),
-        "keep_outputs": "it returns its outputs to the loop in every step",
-        "optimizer": "the loop's trainer has it; leave room for its states by reserve='200MiB'",
-    }
-    for name, reason in reasons.items():
+    """ArgumentError for those that there are not, or say what the loop does, or has, itself."""
+    known = [*inspect.signature(TrainStep).parameters][1:]
+    taken = [name for name in known if name not in _NOT_TAKEN]
+    for name in options:
+        if name not in (*taken, *_NOT_TAKEN):
+            raise ArgumentError(f"planned has no option {name!r}; it has {', '.join(taken)}")
+    for name, reason in _NOT_TAKEN.items():
         value = options.get(name)
         if value is not None and value is not False:
             raise ArgumentError(f"a planned block needs no {name}: {reason}")
