@@ -26,7 +26,7 @@ from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 from memplan.strategies.spaces.space import SearchOptions
-from memplan.util.nbytes import format_nbytes, is_share, parse_budget
+from memplan.util.nbytes import MAX_NBYTES, format_nbytes, is_share, parse_budget
 from memplan.util.numbers import shown
 from memplan.util.stop import Stop
 
@@ -83,8 +83,8 @@ class ShapePlanner:
     Without one, the first plan has the least memory, and the others may hold as much as the
     largest; so may they where a share of their own step is too little.
 
-    Raises ArgumentError for another ``unseen``, and for a ``strategy`` that there is not, or that
-    makes no plans for ``realisation``.
+    Raises ArgumentError for another ``unseen``, for what is no ``budget``, and for a ``strategy``
+    that there is not, or that makes no plans for ``realisation``.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class ShapePlanner:
             raise ArgumentError(
                 f"unseen must be one of {', '.join(map(repr, UNSEEN))}, got {shown(unseen)}"
             )
+        parse_budget(budget, MAX_NBYTES)  # of no step as yet: what is none is an error at once
         create(strategy, realisation=usable(realisation))  # now, though a given plan needs none
         self.budget, self.strategy, self.realisation = budget, strategy, realisation
         table = table_of(costs)  # now, as the process may be in another folder at a later shape

@@ -193,6 +193,8 @@ def test_gradients_of_outputs_without_a_loss_are_given_before_the_step() -> None
 def test_errors_of_the_executor() -> None:
     traced = explicit(residual_net())
     schedule = Schedule.unplanned(traced.graph)
+    with pytest.raises(ArgumentError, match="args must be a dictionary of arrays by their names"):
+        TrainExecutor(traced, schedule, args=[mx.nd.zeros(1)])
     with pytest.raises(ArgumentError, match="args has an array for 'dta', which needs none"):
         TrainExecutor(traced, schedule, args={"dta": mx.nd.zeros(1)})
     with pytest.raises(

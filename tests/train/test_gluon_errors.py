@@ -17,6 +17,7 @@ from helpers.block_runs import assert_equal, gradients, train_step, trained
 from helpers.blocks import CPU, SOFTMAX, Computing, conv_net, images, vectors
 from helpers.strategies import Counting
 from memplan.errors import ArgumentError, BudgetError, TraceError
+from memplan.mxnet import Module
 from memplan.mxnet.gluon import TrainStep, planned
 
 
@@ -281,6 +282,14 @@ def test_only_hybrid_blocks_are_planned(block: Any) -> None:
 def test_what_is_no_name_is_no_choice(name: str, message: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=message):
         planned(nn.Dense(3), **{name: value})
+
+
+@pytest.mark.parametrize("budget", ["foo", "4 parsecs", -1, 1.5, []])
+def test_what_is_no_budget_is_an_error_before_the_first_step(budget: Any) -> None:
+    net = mx.sym.MakeLoss(mx.sym.Variable("data"))
+    for make in (lambda: planned(nn.Dense(3), budget=budget), lambda: Module(net, budget=budget)):
+        with pytest.raises(ArgumentError, match=r"^the budget .* cannot be used"):
+            make()
 
 
 def test_a_block_that_is_not_initialised_is_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -201,6 +201,11 @@ class TrainExecutor(BoundArrays):
         return bind_as_it_stands(symbol, arrays, match_range=match_range)
 
     def _arrays(self, kind: str, names: Sequence[str], arrays: Arrays | None) -> dict[str, NDArray]:
+        if not isinstance(arrays, Mapping | None):
+            raise ArgumentError(
+                f"{kind} must be a dictionary of arrays by their names (of a list: "
+                f"dict(zip(names, arrays))), got {shown(arrays)}"
+            )
         for name in arrays or {}:
             if name not in names:
                 raise ArgumentError(f"{kind} has an array for {name!r}, which needs none")
