@@ -119,12 +119,13 @@ def is_plan(path: Path) -> bool:
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan whose :func:`plan_text` is in ``path``.
 
-    The network is traced anew and the schedule checked against it. Raises ArgumentError where the
-    file holds no plan, or one that this version of memplan traces otherwise.
+    The network is traced anew and the schedule checked against it. Raises ArgumentError where there
+    is no file, or it holds no plan, or one that this version of memplan traces otherwise.
     """
-    data = None
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"path must be the name of a plan file, got {shown(path)}")
+    data, path = None, Path(path)
     try:
-        path = Path(path)
         data = read_json(path)
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError("it names no format")

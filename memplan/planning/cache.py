@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.errors import ArgumentError
-from memplan.util.files import damage, read_json, write_text
+from memplan.util.files import damage, read_json, unwritten, write_text
 from memplan.util.numbers import shown
 
 FORMAT = "memplan.planning.cache/1"
@@ -42,7 +42,7 @@ class Cache:
         except (TypeError, ValueError, OSError, RuntimeError) as error:
             name = repr(str(folder)) if isinstance(folder, str | os.PathLike) else shown(folder)
             raise ArgumentError(
-                f"cache must be a folder that can be written, got {name}: {error}"
+                f"cache must be a folder that can be written, got {name}: {unwritten(error)}"
             ) from error
         return cls(path)
 

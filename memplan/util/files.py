@@ -40,6 +40,15 @@ def damage(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def unwritten(error: Exception) -> str:
+    """Why something could not be written where it was to be, in words, and what to do."""
+    if isinstance(error, FileNotFoundError):
+        return "its folder is missing; make that first"
+    if isinstance(error, TypeError):  # for what is no path
+        return "give a name, as a string or a Path"
+    return str(getattr(error, "strerror", None) or error)
+
+
 def read_json(path: Path) -> Any:
     """What the JSON in the file holds; OSError if it cannot be read, ValueError if damaged."""
     return parse_json(path.read_text(encoding="utf-8"))

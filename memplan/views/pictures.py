@@ -21,7 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.step.liveness import Alive, at_peak, fates, live_by_role, waits
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
-from memplan.util.files import check_names_a_file, write_bytes
+from memplan.util.files import check_names_a_file, unwritten, write_bytes
 from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.views import palette
@@ -337,7 +337,9 @@ def _saved(figure: Figure, path: Path) -> Figure:
             figure.savefig(picture, format=ending[1:] or "png", dpi=150)
             write_bytes(stem + (ending or ".png"), picture.getvalue())
         except (OSError, TypeError, ValueError) as error:  # TypeError for what is no path
-            raise ArgumentError(f"path: no picture can be written to {path}: {error}") from error
+            raise ArgumentError(
+                f"path: no picture can be written to {path}: {unwritten(error)}"
+            ) from error
     return figure
 
 

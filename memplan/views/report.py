@@ -16,7 +16,7 @@ from memplan.planning.plan import CUT, Plan, figures
 from memplan.step.graph import TrainingGraph
 from memplan.step.liveness import fates, lives, waits
 from memplan.step.schedule import Schedule
-from memplan.util.files import write_text
+from memplan.util.files import unwritten, write_text
 from memplan.util.nbytes import format_nbytes
 from memplan.util.numbers import shown
 from memplan.views import palette
@@ -41,7 +41,9 @@ def save_report(
         write_text(path, text)
     # TypeError for what is no path, ValueError for a name that no file can have.
     except (OSError, TypeError, ValueError) as error:
-        raise ArgumentError(f"path: no report can be written to {path}: {error}") from error
+        raise ArgumentError(
+            f"path: no report can be written to {path}: {unwritten(error)}"
+        ) from error
     return target
 
 

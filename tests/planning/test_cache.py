@@ -305,8 +305,8 @@ def test_a_strategy_whose_options_have_no_text_is_said(tmp_path: Path, strategy:
 def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    for folder in (file, 3):
-        with pytest.raises(ArgumentError, match="cache must be a folder"):
+    for folder, why in ((file, "File exists"), (3, "give a name")):
+        with pytest.raises(ArgumentError, match=f"cache must be a folder .*: {why}"):
             plan(folder)  # type: ignore[arg-type]
     assert not solved
 
