@@ -11,7 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from memplan.errors import TraceError
+from memplan.errors import ArgumentError, TraceError
 from memplan.mxnet.gluon import TrainStep, planned
 
 QUICKLY: dict[str, Any] = {"strategy": "store_all", "realisation": "packed"}
@@ -189,6 +189,37 @@ def test_a_graph_trains_as_before(kind: str) -> None:
     else:
         net.hybridize()
     trained(planned(net, **QUICKLY))
+
+
+class Deferred(gluon.HybridBlock):
+    """Layers in branches whose shapes MXNet infers where these run, and in no graph."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.a, self.b = nn.Dense(4, **sizes), nn.Dense(4, **sizes)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        return by_layer(F, self, x)
+
+
+@pytest.mark.parametrize("advice", [None, "in_units", "call"])
+def test_a_layer_of_unknown_size_in_a_branch(advice: str | None) -> None:
+    net = Deferred(in_units=5) if advice == "in_units" else Deferred()
+    net.initialize()
+    x = mx.nd.ones((3, 5))
+    if advice == "call":
+        net(x), net(-x)
+    net.hybridize()
+    planned(net, **QUICKLY)
+    with autograd.record():
+        if advice is None:
+            with pytest.raises(ArgumentError, match=r"dense0_weight', .* their in_units"):
+                net(x)
+            return
+        loss = net(x).sum()
+    loss.backward()
+    assert np.array_equal(net.a.weight.grad().asnumpy(), 3 * np.ones((4, 5)))
 
 
 def again_and_again(F: Any, net: Block, x: Any) -> Any:  # noqa: N803

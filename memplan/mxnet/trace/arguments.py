@@ -39,6 +39,14 @@ _TO_GIVE_STATES = (
 )
 
 
+class UnknownShapeError(ArgumentError):
+    """The shapes of the arguments ``names`` are unknown, given those of the inputs."""
+
+    def __init__(self, message: str, names: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 def infer_arguments(
     symbol: mx.sym.Symbol,
     shapes: Mapping[str, Sequence[int]],
@@ -109,10 +117,11 @@ def _infer_shapes(
     if unknown:
         check_uninferred(symbol, inputs)
         check_unknown(symbol, inputs)
-        raise ArgumentError(
+        raise UnknownShapeError(
             f"the shape of {_some(unknown)} is unknown; name the input shapes, e.g. "
             f"{unknown[0]}=(32, 3, 224, 224), or give the Variable a shape, as that of a state of "
-            f"a Module: mx.sym.Variable({unknown[0]!r}, shape=(32, 10)){_unknown_size(inputs)}"
+            f"a Module: mx.sym.Variable({unknown[0]!r}, shape=(32, 10)){_unknown_size(inputs)}",
+            unknown,
         )
     for name, shape in result.items():
         check_size(f"the array {name!r}", shape)

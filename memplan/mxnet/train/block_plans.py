@@ -8,6 +8,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.trace.arguments import UnknownShapeError
 from memplan.mxnet.train.arrays.nesting import Specs, leaves
 from memplan.mxnet.train.blocks.block_changes import BlockChanges
 from memplan.mxnet.train.blocks.block_network import BlockNetwork, compose
@@ -19,6 +20,7 @@ from memplan.mxnet.train.blocks.loss_calls import LossCalls
 from memplan.mxnet.train.bound_step import BoundStep
 from memplan.mxnet.train.parameters_of_step import (
     arguments_of,
+    check_inferred,
     contexts_of_params,
     gradient_requests,
     place_of,
@@ -102,7 +104,11 @@ class BlockPlans:
             check_trained(parameters, self._block, is_planned=self.graphs.of_calls)
             request = {"shapes": shapes, "ctx": ctx, "grad_req": requests}
             planned = functools.partial(self._planner.plan, network.symbol, **request)
-            self.made[key] = self._trainer.plan(planned, realisation, within), network
+            try:
+                self.made[key] = self._trainer.plan(planned, realisation, within), network
+            except UnknownShapeError as error:
+                check_inferred(error.names, params)
+                raise
         return self.made[key]
 
     def _compose(

@@ -10,6 +10,7 @@ import mxnet as mx
 from memplan.errors import ArgumentError
 from memplan.mxnet.train.arrays.parameters import is_derived
 from memplan.mxnet.train.blocks.block_network import BlockNetwork
+from memplan.util.words import first_of
 
 Parameter = Any
 
@@ -56,6 +57,20 @@ def initialised(
     for parameter in parameters:
         parameter._finish_deferred_init()
     return [p for p in parameters if p.name not in network.unread]
+
+
+def check_inferred(unknown: Iterable[str], params: Mapping[str, Parameter]) -> None:
+    """ArgumentError where the shapes of ``params`` are among those that are ``unknown``.
+
+    MXNet, too, infers none of a layer in a branch of a hybridized block.
+    """
+    names = [name for name in unknown if name in params]
+    if names:
+        raise ArgumentError(
+            f"the shape of {first_of(map(repr, names), 8)} cannot be inferred, as in branches of a "
+            f"cond: give the layers their in_units (in_channels of a convolution), or call the "
+            f"block before hybridize(), on batches for which each branch runs"
+        )
 
 
 def place_of(parameter: Parameter, ctx: mx.Context) -> int:
