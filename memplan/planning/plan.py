@@ -33,6 +33,7 @@ GRADIENTS_AMONG_ACTIVATIONS = (
 
 # What is said of a plan whose search ended early.
 CUT = ", cut by the clock or Ctrl-C"
+LEAST_CUT = "The search for the least memory was cut: in more time less may be found."
 
 # What is meant by plans of which something is proved "in order", in few words.
 IN_ORDER = "plan that keeps the order of the ops in every stage"
@@ -245,6 +246,7 @@ class Plan:
         lines = [
             f"{verb}{budget}: {format_nbytes(self.total_nbytes)} at {self.overhead:+.1%} time "
             f"(unplanned: {format_nbytes(self.unplanned.total_nbytes)})",
+            *([LEAST_CUT] if limit is None and self.cut_by_clock else []),
             "",
         ]
         rows = [

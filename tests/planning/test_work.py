@@ -50,6 +50,9 @@ def test_a_plan_says_whether_the_clock_cut_it(network: Network, tmp_path: Path, 
         assert plan.cut_by_clock is cut
         assert ("cut by the clock" in str(plan)) is cut
         assert ("cut by the clock" in plan.report_html()) is cut
+        assert "least memory was cut" not in str(plan)
+    least = memplan.plan(net, **{**options, "budget": None}, **shapes)
+    assert ("least memory was cut" in str(least).splitlines()[1]) is cut
     assert len(list(tmp_path.iterdir())) == 1
     job = Job.prepare(net, costs=ROOFLINE, time_limit=PLENTY, **shapes)
     none = try_strategy(job, Cut(cut), 1)
