@@ -234,7 +234,8 @@ def compare(
     cannot meet is a row, not an error, and so is one for which it raises, unless all do. What is
     proved for one budget counts for smaller ones as well. ``executor`` (a process pool, Dask's
     ``client.get_executor()``) makes rows at the same time; ``cache`` is a folder for finished
-    ones. After an interrupt the rows made so far are returned.
+    ones. After an interrupt the rows made so far are returned. ArgumentError, before the first
+    search, for a strategy that there is not, what is no budget, and none of either.
     """
     solvers, amounts = _listed(strategies, "strategies"), _listed(budgets, "budgets")
     folder = None if cache is None else Cache.open(cache)

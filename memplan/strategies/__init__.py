@@ -126,8 +126,9 @@ def register(name: str, loader: Loader, *, replace: bool = False) -> None:
 def create(strategy: str | Strategy, *, realisation: str | None = None, **options: Any) -> Strategy:
     """The strategy of this name, with ``options`` as fields; a strategy is returned as it is.
 
-    Options may stand behind the name as well: "chen_greedy:linear:ntrial=12". With
-    ``realisation``, ArgumentError for a strategy that finds no schedules for it.
+    Options may stand behind the name as well: "chen_greedy:linear:ntrial=12". ArgumentError for a
+    name or an option that there is not, for what is no strategy, and, with ``realisation``, for one
+    that finds no schedules for it.
     """
     check_realisation(realisation)
     if not isinstance(strategy, str):
