@@ -61,7 +61,7 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
 
-    with args.working("checking") as (network, _):
+    with args.working("checking", keeps_best=False) as (network, _):
         options = args.options(network)
         if options.get("ctx") is None:
             note(_FOR_CPU)

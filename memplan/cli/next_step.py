@@ -71,6 +71,7 @@ def _by_module(plan: Plan, output: Path, args: Arguments, *, names: str) -> list
     net = f"mx.sym.load({args.network!r})" if args.network.endswith(".json") else "net"
     return [
         "To train by it:",
+        *(["  import mxnet as mx"] if net != "net" else []),
         "  from memplan.mxnet import Module",
         "  from memplan.mxnet.plan_file import load_plan",
         f"  module = Module({net}, plan=load_plan({str(output)!r}){names})",

@@ -81,6 +81,8 @@ class _Named(click.Path):
             self.fail("it is empty; name a path, or leave the option out", *place)
         if not self.dir_okay and value.endswith(os.sep):
             self.fail(f"{value!r} names a folder", *place)
+        if value == "-":  # elsewhere stdout, and never meant to be the name of a file
+            self.fail("'-' is no file here; for stdout name /dev/stdout", *place)
         return super().convert(value, *place)
 
 
@@ -118,6 +120,8 @@ class Arguments:
         from memplan.mxnet.profile import profile
 
         self._check_names("--shape", self.shape)
+        if calls != "max_batch_size":
+            self._check_sizes()
         self._check_names("--dtype", self.dtype)
         # memplan.profile takes whatever this one takes.
         function = profile if calls == "profile" else getattr(memplan, calls)
@@ -137,6 +141,17 @@ class Arguments:
             requests=self.grad_req,
         )
 
+    def _check_sizes(self) -> None:
+        """ArgumentError for a letter among the sizes of a shape, which max-batch alone takes."""
+        for name, shape in self.shape:
+            for size in shape:
+                if isinstance(size, str):
+                    given = f"--shape {name}={','.join(map(str, shape))}"
+                    raise ArgumentError(
+                        f"{given}: {size!r} is no number; a letter stands for the size that "
+                        f"'memplan max-batch' looks for"
+                    )
+
     @staticmethod
     def _check_names(option: str, pairs: Iterable[tuple[str, Any]]) -> None:
         """ArgumentError for a name that an option is given for twice."""
@@ -146,15 +161,16 @@ class Arguments:
 
     @contextlib.contextmanager
     def working(
-        self, title: str, *outputs: Path | None, calls: str = "plan"
+        self, title: str, *outputs: Path | None, calls: str = "plan", keeps_best: bool = True
     ) -> Iterator[tuple[Network, Interrupt]]:
         """Shows that the block works on the network (:func:`memplan.cli.progress.working`).
 
+        ``keeps_best`` is as there.
         ``calls`` is the function of memplan that the block hands the network's inputs to.
         ArgumentError or OutputError before the work where an ``outputs`` cannot be written.
         """
         check_outputs(outputs, self.inputs)
-        with working(title) as interrupt:
+        with working(title, keeps_best=keeps_best) as interrupt:
             network = self.load(calls)
             check_outputs(outputs, network.files)
             if interrupt.has_come:  # and was swallowed, as Python does in what an import calls

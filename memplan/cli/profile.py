@@ -36,7 +36,7 @@ def profile(args: Arguments, output: Path | None, repeats: int, warmup: int) -> 
       device, shapes, output, seconds (of each op by its signature: operator, attributes, shapes and
       dtypes)
     """
-    with args.working("profiling", output, calls="profile") as (network, _):
+    with args.working("profiling", output, calls="profile", keeps_best=False) as (network, _):
         options = args.options(network)
         table = memplan.profile(network.symbol, repeats=repeats, warmup=warmup, **options)
         if output is not None:

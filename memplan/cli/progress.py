@@ -18,18 +18,27 @@ from memplan.cli import INTERRUPTED
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.progress import LOGGER
 
+# What the first Ctrl-C does.
+SEARCH_ENDS = "Ending the search with the best plan so far; press Ctrl-C again to give up."
+WORK_ENDS = "Stopping; press Ctrl-C again to end at once."
+
 # Seconds that Python gets to leave by itself after the second Ctrl-C.
 GRACE = 1.0
 
 
 @contextlib.contextmanager
-def working(title: str) -> Iterator[Interrupt]:
+def working(title: str, *, keeps_best: bool = True) -> Iterator[Interrupt]:
     """Shows that the block runs, and what the logger "memplan" says meanwhile.
 
     On a terminal only, and on stderr; what the block prints goes there too, so that stdout has
-    nothing but results. Tells whether Ctrl-C was pressed although the block went on to its end.
+    nothing but results. Tells whether Ctrl-C was pressed although the block went on to its end, as
+    it does where it searches, and ``keeps_best`` of what it has found.
     """
-    with noticing() as interrupt, _interruptible(), contextlib.redirect_stdout(sys.stderr):
+    with (
+        noticing() as interrupt,
+        _interruptible(keeps_best),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         if not sys.stderr.isatty():
             yield interrupt
             return
@@ -89,11 +98,11 @@ class News(logging.Handler):
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible(keeps_best: bool) -> Iterator[None]:
     """The second Ctrl-C ends the process even in a solver written in C, for which Python waits.
 
-    The first one ends the search with the best plan so far, as soon as the strategy notices. Where
-    no thread can be started Ctrl-C does what Python makes of it.
+    The first one ends a search with the best plan so far, as soon as the strategy notices, and all
+    other work. Where no thread can be started Ctrl-C does what Python makes of it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,10 +119,7 @@ def _interruptible() -> Iterator[None]:
             if is_second and not has_left.wait(GRACE):
                 _end_now()
             if not has_left.wait(GRACE):
-                print(
-                    "Ending the search with the best plan so far; press Ctrl-C again to give up.",
-                    file=sys.stderr,
-                )
+                print(SEARCH_ENDS if keeps_best else WORK_ENDS, file=sys.stderr)
             is_second = True
 
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

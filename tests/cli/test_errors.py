@@ -24,6 +24,7 @@ from memplan.cli import main as cli
         (["plan", "net-symbol.json", "--shape", "data=2,x-,8"], "data=32,3,224,224"),
         (["plan", "net-symbol.json", "--shape", "data"], "data=32,3,224,224"),
         (["plan", *NET, "--shape", "budget=2"], "'budget'"),
+        (["plan", "net-symbol.json", "--shape", "data=2,x,8,8"], "--shape data=2,x,8,8: 'x' is no"),
         (["plan", "net-symbol.json", "--dtype", "float16"], "data=float16"),
         (["plan", *NET, "--shape", "data=2,3,8,8"], "--shape is given twice for 'data'"),
         (["plan", *NET, "--dtype", "data=float1"], "'float1'"),

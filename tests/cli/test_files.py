@@ -47,6 +47,13 @@ def test_inputs_are_never_overwritten_and_bad_places_said_first(
     assert {path: path.read_bytes() for path in Path().glob("*.*")} == before
 
 
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_a_dash_is_no_file(option: str, error: Any) -> None:
+    before = sorted(Path().iterdir())
+    assert "for stdout name /dev/stdout" in error(2, "plan", *NET, option, "-")
+    assert sorted(Path().iterdir()) == before
+
+
 @pytest.mark.parametrize("option", ["-o", "--report", "--cache"])
 def test_an_unset_variable_is_said_before_the_work(
     option: str, error: Any, monkeypatch: pytest.MonkeyPatch

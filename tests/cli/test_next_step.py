@@ -77,6 +77,7 @@ def test_modules_are_told_the_names_of_inputs(
     text = said(capsys, "named.json", *shape, "-o", "plan.json")
     line = re.search(r"module = (.*)", text)
     assert line is not None
+    assert ("\n  import mxnet as mx\n" in text) is (realisation == "packed")
     assert line[1].endswith(", data_names=['pictures'], label_names=['kinds_label'])")
     found = {"mx": mx, "Module": Module, "load_plan": load_plan}
     eval(line[1], found).bind([("pictures", (4, 6))], [("kinds_label", (4,))])

@@ -166,6 +166,36 @@ def test_an_interrupt_that_an_import_swallows_ends_the_command(
     assert error(130, "plan", *NET) == "Interrupted.\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "ends"),
+    [
+        ("plan", cli_progress.SEARCH_ENDS),
+        ("check", cli_progress.WORK_ENDS),
+        ("profile", cli_progress.WORK_ENDS),
+    ],
+)
+def test_the_first_interrupt_says_what_it_does(
+    command: str, ends: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = ""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        nonlocal said
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            while "again" not in said:
+                time.sleep(0.01)
+                said += capfd.readouterr().err
+            raise
+
+    monkeypatch.setattr(cli_progress, "GRACE", 0.0)
+    for name in ("plan", "profile"):
+        monkeypatch.setattr(memplan, name, interrupted)
+    assert cli.run([command, *NET]) == 130
+    assert ends in said
+
+
 def test_what_was_found_before_an_interrupt_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
