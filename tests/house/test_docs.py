@@ -208,3 +208,19 @@ def test_the_pages_build(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "tutorial.html").exists()
+
+
+def tables(page: Path) -> Iterator[list[str]]:
+    """The rows of each table of ``page``, outside of blocks of code."""
+    lines = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for is_table, rows in itertools.groupby(lines.splitlines(), lambda row: row.startswith("|")):
+        if is_table:
+            yield list(rows)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_row_of_a_table_has_the_cells_of_its_header(page: Path) -> None:
+    """A pipe within a cell is written ``\\|``, in code, too."""
+    for header, *rows in tables(page):
+        ncells = len(re.split(r"(?<!\\)\|", header))
+        assert not [row for row in rows if len(re.split(r"(?<!\\)\|", row)) != ncells]
