@@ -138,18 +138,14 @@ def main() -> None:
     pairs = zip(*seconds, strict=True)
     overhead = statistics.median(planned / unplanned for unplanned, planned in pairs) - 1
 
-    def mib(nbytes: int) -> str:
-        return f"{nbytes / 2**20:.2f} MiB"
+    def mib(*counts: int) -> list[str]:
+        return [f"{nbytes / 2**20:.2f} MiB" for nbytes in counts]
 
     before = plan.unplanned
     table = [
         ("", "unplanned", "planned"),
-        (
-            "activations, as MXNet allocates",
-            mib(before.allocated_nbytes),
-            mib(plan.allocated_nbytes),
-        ),
-        ("whole step", mib(before.total_nbytes), mib(plan.total_nbytes)),
+        ("activations, as MXNet has them", *mib(before.allocated_nbytes, plan.allocated_nbytes)),
+        ("whole step", *mib(before.total_nbytes, plan.total_nbytes)),
         ("seconds per step", *(f"{statistics.median(found):.3f}" for found in seconds)),
         ("overhead, predicted", "", f"{plan.overhead:+.1%}"),
         ("overhead, measured", "", f"{overhead:+.1%}"),
