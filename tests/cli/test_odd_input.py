@@ -91,7 +91,7 @@ def test_a_name_beyond_ascii_in_a_locale_of_it() -> None:
 def test_a_name_that_stdout_cannot_encode_is_escaped() -> None:
     symbol = Path("net-symbol.json").read_text(encoding="utf-8")
     Path("net.json").write_text(symbol.replace('"unit', '"→'), encoding="utf-8")
-    done = process_of("explain", "net.json", *NET[1:], PYTHONIOENCODING="latin-1")
+    done = process_of("explain", "net.json", *NET[1:], *QUICK, PYTHONIOENCODING="latin-1")
     assert done.returncode == 0, done.stderr
     assert "\\u2192" in done.stdout
 

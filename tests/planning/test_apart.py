@@ -127,8 +127,8 @@ def test_the_search_runs_elsewhere_without_mxnet(tmp_path: Path) -> None:
     ("what", "words"),
     [
         ("crash", r"ended by SIGSEGV. Nothing in this process was lost.* by which Module trains\)"),
-        ("be_killed", "SIGKILL, probably as the machine has no memory left"),
-        ("leave", "ended with status 3"),
+        pytest.param("be_killed", "SIGKILL, probably as the machine has", marks=pytest.mark.long),
+        pytest.param("leave", "ended with status 3", marks=pytest.mark.long),
         ("raise_what_cannot_be_sent", "NotToBeSentError: nothing to send"),
     ],
 )

@@ -111,7 +111,7 @@ def unplanned(problem: Problem) -> list[Schedule]:
 @pytest.mark.parametrize("realisation", long_except(REALISATIONS, ["mirror", "packed"]))
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -> None:
-    _check_budgets(_job(seed, realisation))
+    _check_budgets(_job(seed, realisation), 6 if is_whole() else 12)
 
 
 @pytest.mark.long
@@ -119,12 +119,13 @@ def test_what_fits_a_budget_fits_every_larger_one(realisation: str, seed: int) -
 def test_so_it_does_with_what_executors_take(realisation: str) -> None:
     job = _job(0, realisation, mx.cpu())
     assert job.beside.workspace_nbytes > 0
-    _check_budgets(job)
+    _check_budgets(job, 12)
 
 
-def _check_budgets(job: Job) -> None:
+def _check_budgets(job: Job, percents: int) -> None:
+    """Those of so many percents, and so many more again and again."""
     top = job.unplanned.total_nbytes
-    budgets = [top * percent // 100 for percent in range(30, 103, 6 if is_whole() else 12)]
+    budgets = [top * percent // 100 for percent in range(30, 103, percents)]
     attempts: list[Attempt] = []
     for budget_nbytes in budgets:
         fresh = dataclasses.replace(job)  # which knows nothing of the other budgets

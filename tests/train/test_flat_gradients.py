@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,11 +180,14 @@ def test_what_data_of_a_parameter_gives_for_its_gradient_follows_that(numpy: boo
     assert all(map(np.array_equal, results[:16], results[16:]))
 
 
-def test_a_step_refuses_such_gradients() -> None:
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_step_refuses_such_gradients(is_frozen: bool) -> None:
     net = dense()
     step = TrainStep(net, SOFTMAX, strategy="chen_sqrt")
     step(X, Y)
     views = replaced(list(net.collect_params().values()))
+    if is_frozen:  # Python tells of no object then that is there now
+        gc.freeze()
     with pytest.raises(ArgumentError, match=r"has gradients.*take planned\(block\)"):
         step(X, Y)
     del views

@@ -164,6 +164,7 @@ def held_by_mxnets_thread_mib() -> tuple[float, float]:
     return trimmed - before, resident_mib() - before
 
 
+@pytest.mark.long
 def test_a_release_returns_what_is_free_in_mxnets_thread() -> None:
     trimmed, released = in_a_fresh_process(held_by_mxnets_thread_mib)
     assert trimmed > 20, "nothing to tell"
@@ -188,6 +189,7 @@ def grown_by_gradients_mib() -> tuple[float, float]:
     return sum(4 * p.data().size for p in params.values()) / MIB, grown / MIB
 
 
+@pytest.mark.long
 def test_the_gradients_of_before_a_first_step_go_back_to_the_system() -> None:
     gradients, grown = in_a_fresh_process(grown_by_gradients_mib)
     assert gradients > 45

@@ -197,6 +197,7 @@ def growths(budget: int) -> tuple[int, int]:
     return steps, grown.look()
 
 
+@pytest.mark.long
 def test_a_process_takes_the_larger_of_both_and_not_the_sum() -> None:
     steps, both = in_a_fresh_process(partial(growths, total_of("updating", LARGE)))
     assert steps > 40e6, "nothing to tell"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memplan
-from helpers.amounts import examples
+from helpers.amounts import examples, long_except
 from helpers.branches import taking
 from helpers.graphs import mirrored_graphs, schedules, tensors, training_graphs, unit_chain
 from helpers.networks import residual_net
@@ -23,6 +23,7 @@ from memplan.step.liveness import Fate, Role, at_peak, at_step, fates, live_by_r
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
+from memplan.strategies import REALISATIONS
 from memplan.views.explain import Reasons, memory, peak, why
 
 
@@ -177,7 +178,7 @@ def test_a_workspace_that_is_not_counted_is_said() -> None:
     assert said.endswith("\n\nThe workspace of operators is not counted.")
 
 
-@pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed", "updating"])
+@pytest.mark.parametrize("realisation", long_except(REALISATIONS, ["mirror", "packed"]))
 def test_gradients_that_are_activations_are_no_others(realisation: str) -> None:
     """The table of the peak has those of all but mirror plans, which have arrays of their own."""
     net, shapes = residual_net(units=1)

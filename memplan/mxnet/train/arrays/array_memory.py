@@ -89,7 +89,12 @@ def is_held_elsewhere(gradient: NDArray, *, is_asked: bool) -> bool:
 
 
 def memories_in_python(own: Iterable[NDArray]) -> set[int]:
-    """The memories of all arrays that anybody has in Python, but for these objects of ``own``."""
+    """The memories of all arrays that anybody has in Python, but for these objects of ``own``.
+
+    Those that a script has frozen (``gc.freeze``), too, of which Python tells only when they are
+    not any more.
+    """
+    gc.unfreeze()
     ids = set(map(id, own))
     objects = (o for o in gc.get_objects() if issubclass(type(o), mx.nd.NDArray))
     return {chunk_of(array) for array in objects if id(array) not in ids and _has_object(array)}
