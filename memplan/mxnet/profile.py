@@ -271,7 +271,8 @@ def _places(traced: Trace, schedule: Schedule, names: Sequence[str]) -> list[int
     places: dict[int, int | None] = {}
     place = 0
     for op, node in _steps(traced, schedule):
-        prefix = node.name.replace("_mirror", "") + "_"
+        # Gradients of the terms of an add_n have no names, and MXNet calls their outputs so.
+        prefix = node.name.replace("_mirror", "") + "_" if node.name else "output"
         outputs = stock_names[place : place + node.noutputs]
         if len(outputs) == node.noutputs and all(name.startswith(prefix) for name in outputs):
             places.setdefault(op, place)

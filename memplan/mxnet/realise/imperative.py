@@ -192,6 +192,24 @@ class CallAfter(Call):
         super().__call__()
 
 
+class PartCall(CallAfter):
+    """A call that writes some outputs of an operator, behind one that writes those before them."""
+
+    __slots__ = ()
+
+    @property
+    def outputs(self) -> Sequence[NDArray | None]:
+        """The arrays of the outputs, those of the first call first."""
+        before = () if self._first is None else self._first.outputs
+        return [*before, *super().outputs]
+
+    @property
+    def written(self) -> Sequence[NDArray]:
+        """What must be waited for."""
+        before = () if self._first is None else self._first.written
+        return (*before, *super().written)
+
+
 class TurningCall(CallAfter):
     """A call before which ``turned`` are put back from layouts of oneDNN's.
 

@@ -8,7 +8,8 @@ Each step of a lowered schedule becomes one call of an operator, on the arrays t
 - an update is the optimizer's (UpdateCall);
 - any other op is called alone (Call), if need be behind a copy of what it writes over (CallAfter),
   or of inputs brought into the usual layout (TurningCall). One that only changes the shape of what
-  it would write over a copy of is a copy that brings the layout along (LayoutCopy).
+  it would write over a copy of is a copy that brings the layout along (LayoutCopy). The gradient of
+  a Concat is several calls (PartCall).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import mxnet as mx
 
+from memplan.mxnet.realise.concat_parts import SLICE, slices
 from memplan.mxnet.realise.direct_call import State, may_be_direct, may_keep_state
 from memplan.mxnet.realise.engine import Handles
 from memplan.mxnet.realise.explicit import step_attrs
@@ -28,6 +30,7 @@ from memplan.mxnet.realise.imperative import (
     BackwardCall,
     Call,
     CallAfter,
+    PartCall,
     RecordedCall,
     TurningCall,
 )
@@ -109,6 +112,9 @@ class Calls:
         if step in self.arrays.copied and first is None and not arrays:
             place, k = self.arrays.copied[step]
             return LayoutCopy(self._handled([read[place]]), self._handled([written[k]]))
+        is_plain = first is None and not arrays and not unread
+        if is_plain and (parts := slices(node, self.arrays.memory.ctx.device_type)):
+            return self._in_parts(parts, read[0], written)
         inputs, outputs = self._handled(read), self._handled(written)
         if state is None and may_keep_state(node.op, inputs, outputs):
             state = State()
@@ -124,6 +130,20 @@ class Calls:
         if key not in self._alike:
             self._alike[key] = Call(function, attrs, inputs, outputs, unread)
         return self._alike[key]
+
+    def _in_parts(
+        self, parts: Sequence[Mapping[str, str]], read: NDArray, written: Sequence[NDArray]
+    ) -> Call:
+        """Calls that slice what is ``read`` into the arrays ``written``, as one."""
+        whole = self._handled([read])
+        first, *others = (
+            (SLICE, attrs, whole, self._handled([array]))
+            for attrs, array in zip(parts, written, strict=True)
+        )
+        call = PartCall(None, *first)
+        for other in others:
+            call = PartCall(call, *other)
+        return call
 
     def _copy(self, step: int, read: list[NDArray], written: Sequence[NDArray]) -> Call | None:
         """A call that copies what a step is to write over a copy of, if it has the same shape.

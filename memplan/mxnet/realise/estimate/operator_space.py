@@ -13,6 +13,7 @@ from memplan.mxnet.realise.estimate.box_space import BOX_FORMULAS
 from memplan.mxnet.realise.estimate.no_space import takes_nothing
 from memplan.mxnet.realise.estimate.numpy_space import NUMPY_FORMULAS, of_scalar
 from memplan.mxnet.trace.environment import onednn_is_enabled
+from memplan.mxnet.trace.gradient import ZERO_OPS
 from memplan.mxnet.trace.nnvm import Node
 from memplan.mxnet.trace.operators import CONVOLUTIONS
 
@@ -37,6 +38,8 @@ _PLACE_NBYTES = 4
 def space_nbytes(node: Node) -> int:
     """The temporary space that ``node`` asks for, of which it writes; 0 where none is known."""
     call = node.call
+    if node.op in ZERO_OPS:  # the gradient of what only a choice reads, by whatever op that is
+        return 0
     of_op = of_scalar if call.op.endswith("_scalar") else _FORMULAS.get(call.op)
     if of_op is not None:
         return of_op(node, call)
