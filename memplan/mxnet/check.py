@@ -26,8 +26,8 @@ from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 from memplan.util.words import first_of
 
-# What a process may take above the promise: a share of it, and MXNet's code as it is first used,
-# of which promises of small networks count a part.
+# What a process may take above the promise: a share of it, and the 14 MB of MXNet's code and of
+# calls that promises of small networks leave out at most, with how far estimates of these are off.
 TOLERANCE = 0.05
 TOLERANCE_NBYTES = 16 << 20
 

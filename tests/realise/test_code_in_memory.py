@@ -11,8 +11,10 @@ from memplan.mxnet.realise.estimate import code_in_memory
 from memplan.mxnet.realise.estimate.code_in_memory import (
     FIRST_NBYTES,
     FIRST_NBYTES_WITHOUT_ONEDNN,
+    FURTHER_CALL_NBYTES,
     MOST_OF_OUTPUTS,
     MOST_OF_WRITTEN,
+    MOST_UNCOUNTED_NBYTES,
     OF_AVX512_NBYTES,
     OF_CONVOLUTIONS_NBYTES,
     code_nbytes,
@@ -36,6 +38,13 @@ def _traced(body: Symbol, shape: tuple[int, ...] = SHAPE, realisation: str = "pa
 GB = 10**9
 
 
+@pytest.fixture
+def counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in steps that write much."""
+    monkeypatch.setattr(code_in_memory, "MOST_UNCOUNTED_NBYTES", 0)
+
+
+@pytest.mark.usefixtures("counts_all")
 @pytest.mark.parametrize(("nfilter", "more"), [(16, 0), (8, 4)])
 @pytest.mark.parametrize("realisation", ["packed", "explicit"])
 def test_onednn_has_code_for_each_of_its_operators_that_differs(
@@ -76,10 +85,38 @@ def test_small_steps_count_a_share_of_what_they_write() -> None:
     calls = 100 * len(traced.graph.ops)
     assert counted == written // MOST_OF_WRITTEN + calls
     assert uncounted_nbytes(traced.nodes, 100) == FIRST_NBYTES_WITHOUT_ONEDNN + calls - counted
-    assert code_nbytes(traced.nodes, GB) == 2 * (written // MOST_OF_WRITTEN)
+
+
+@pytest.mark.parametrize("of_calls", [True, False])
+def test_no_more_is_left_out_than_the_smallest_networks_take(
+    monkeypatch: pytest.MonkeyPatch, of_calls: bool
+) -> None:
+    """Networks of many small convolutions that differ take most for their code and their calls."""
+    monkeypatch.setattr(code_in_memory, "OPERATOR_NBYTES", 0 if of_calls else GB)
+    monkeypatch.setattr(code_in_memory, "FIRST_OPERATORS", 0)
+    traced = _traced(activated(convolved(mx.sym.Variable("data"))))
+    assert code_nbytes(traced.nodes, GB if of_calls else 0) > 2 * GB
+    assert uncounted_nbytes(traced.nodes, GB if of_calls else 0) == MOST_UNCOUNTED_NBYTES
+    assert MOST_UNCOUNTED_NBYTES > FIRST_NBYTES + OF_CONVOLUTIONS_NBYTES + OF_AVX512_NBYTES
+
+
+@pytest.mark.usefixtures("counts_all")
+@pytest.mark.parametrize("enabled", ["1", "0"])
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_calls_of_convolutions_and_batch_norms_by_onednn_take_more(
+    monkeypatch: pytest.MonkeyPatch, is_normalised: bool, enabled: str
+) -> None:
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", enabled)
+    body = convolved(activated(mx.sym.Variable("data")))
+    traced = _traced(mx.sym.BatchNorm(body) if is_normalised else body)
+    before = code_nbytes(traced.nodes, 100)
+    monkeypatch.setattr(code_in_memory, "FURTHER_CALL_NBYTES", FURTHER_CALL_NBYTES + GB)
+    more = (4 if is_normalised else 2) if enabled == "1" else 0
+    assert code_nbytes(traced.nodes, 100) - before == more * GB
 
 
 # A convolution of float64 was seen to take 2.4 MB, and one of float32 without oneDNN 1.5.
+@pytest.mark.usefixtures("counts_all")
 @pytest.mark.parametrize(
     ("dtype", "enabled", "is_onednns"),
     [("float32", "1", True), ("float64", "1", False), ("float32", "0", False)],
@@ -108,6 +145,7 @@ def test_convolutions_and_avx512_have_code_of_their_own(
     data = mx.sym.Variable("data")
     body = convolved(data, 1) if has_convolution else data
     traced = _traced(activated(body), (1024, 1, 256, 256))
+    monkeypatch.setattr(code_in_memory, "FURTHER_CALL_NBYTES", 0)
     more = OF_CONVOLUTIONS_NBYTES * has_convolution + OF_AVX512_NBYTES * processor_has_avx512
     assert code_nbytes(traced.nodes, 0) == FIRST_NBYTES + more
 

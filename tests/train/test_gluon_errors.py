@@ -108,7 +108,7 @@ def closure(outputs: Any, labels: Any) -> Any:
         (Looks, images, SOFTMAX, TraceError, "Looks 'looks.*' cannot be called with Symbols"),
         (Broadcasts, images, SOFTMAX, ArgumentError, r"write F.broadcast_mul\(a, b\)"),
         (conv_net, images, no_loss, TraceError, "must be Symbols"),
-        (conv_net, images, closure, ArgumentError, "'hidden'.* as a Block"),
+        (conv_net, images, closure, ArgumentError, r"'hidden'.* as a Block.*\(outputs, \*labels"),
         (
             conv_net,
             images,

@@ -34,6 +34,7 @@ from memplan.mxnet.train.blocks.initial_order import (
 from memplan.mxnet.train.blocks.moving_statistics import MovingStatistics, moving_statistics
 from memplan.mxnet.train.blocks.network_symbol import as_run, declared
 from memplan.mxnet.train.blocks.other_modes import refuse_other_modes
+from memplan.mxnet.train.blocks.refused_symbols import LOSS_OF_SEVERAL_LABELS
 from memplan.mxnet.train.blocks.returned_parameters import refuse_returned_parameters
 from memplan.mxnet.train.blocks.scaled_losses import refuse_scaled_losses
 from memplan.mxnet.train.blocks.structure import structure_of
@@ -45,6 +46,11 @@ from memplan.mxnet.train.blocks.unread_losses import (
 )
 
 Parameter = Any
+
+_AS_A_BLOCK = (
+    f"; if the loss has parameters, give it as a Block, not as a function (one of several labels, "
+    f"which arrive as one argument, by {LOSS_OF_SEVERAL_LABELS})"
+)
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,8 @@ def _check_known(inputs: Sequence[str], available: Collection[str], *, has_loss:
             f"the network reads {', '.join(map(repr, unknown[:8]))}, no parameter of the "
             f"block{' or the loss' if has_loss else ''}; register the blocks that it calls, by "
             f"register_child() or as its attributes: those in a list, tuple or dict are not"
-            + ("; if the loss has parameters, give it as a Block, not as a function" * has_loss)
+            + _AS_A_BLOCK
+            * has_loss
         )
 
 

@@ -162,7 +162,9 @@ def _losses_and_outputs(
         are_arrays = run is block and all(isinstance(each, mx.sym.Symbol) for each in inputs)
         ninputs = len(inputs) if are_arrays else 1
         is_loss = culprit is not block
-        raise cannot_take_symbols(culprit, error, is_loss=is_loss, ninputs=ninputs) from error
+        are_of_one = isinstance(labels, list | tuple) and not isinstance(task.loss, list | tuple)
+        counts = {"ninputs": ninputs, "nlabels": len(labels) if are_of_one else 1}
+        raise cannot_take_symbols(culprit, error, is_loss=is_loss, **counts) from error
 
 
 def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:

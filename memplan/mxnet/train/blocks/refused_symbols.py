@@ -13,6 +13,12 @@ import mxnet as mx
 from memplan.errors import TraceError
 from memplan.mxnet.train.blocks.read_by import is_scripts_module
 
+# How to give a loss that has several labels and parameters of its own.
+LOSS_OF_SEVERAL_LABELS = (
+    "a HybridBlock that has it as self.loss, and whose hybrid_forward(self, F, outputs, labels) "
+    "returns self.loss(outputs, *labels)"
+)
+
 # What raises there raises for what the script has called it with.
 _CALLED_BY_SCRIPTS = ("mxnet", "memplan", "numpy")
 
@@ -49,12 +55,13 @@ def warn_of_own_error(block: Any, error: Exception) -> None:
 
 
 def cannot_take_symbols(
-    culprit: Any, error: Exception, *, is_loss: bool, ninputs: int
+    culprit: Any, error: Exception, *, is_loss: bool, ninputs: int, nlabels: int
 ) -> TraceError:
     """That for which ``culprit``, a block or a loss, has raised this ``error`` with Symbols.
 
     It names the innermost block of which code of the script's ran, and the line. ``ninputs`` is
-    how many inputs a TrainStep was called with, which may be meant for batches.
+    how many inputs a TrainStep was called with, which may be meant for batches, and ``nlabels``
+    how many labels a loss gets as one argument, of which it may want each as one of its own.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     called = {*_CALLED_BY_SCRIPTS, *sys.stdlib_module_names} - {"__main__"}
@@ -70,6 +77,10 @@ def cannot_take_symbols(
         advice = (
             f"; the {ninputs} arrays, which are on one context, are its inputs: if they are "
             f"batches, make one of them (mx.nd.concat(*x, dim=0)), or load each to another context"
+        )
+    if nlabels > 1 and isinstance(error, TypeError) and is_loss and not places:
+        advice = (
+            f"; the {nlabels} labels arrive as one argument, a list: give {LOSS_OF_SEVERAL_LABELS}"
         )
     return TraceError(
         f"{type(culprit).__name__} {name!r} cannot be called with Symbols, as hybridize() does: "
