@@ -61,12 +61,14 @@ def check(args: Arguments, strategy: str, budget: Any, steps: int) -> Exit:
     from memplan.mxnet.check import check as checked
     from memplan.mxnet.load import context
 
-    with args.working("checking", keeps_best=False) as (network, _):
+    with args.working("checking", keeps_best=False) as (network, interrupt):
         options = args.options(network)
         if options.get("ctx") is None:
             note(_FOR_CPU)
             options["ctx"] = context("cpu")
         plan = memplan.plan(network.symbol, strategy=strategy, budget=budget, **options)
+        if interrupt.has_come:  # and has ended the search with the best plan so far
+            raise KeyboardInterrupt
         with leaving_in_order():
             result = checked(
                 plan, ctx=options["ctx"], steps=steps, optimizer=args.optimizer or "sgd"

@@ -21,6 +21,7 @@ from memplan.cli.progress import working
 from memplan.errors import ArgumentError, CostError
 from memplan.planning import planner
 from memplan.planning.realisation import AUTO
+from memplan.planning.sizes import MARK
 from memplan.step.costs import CostTable
 from memplan.strategies import REALISATIONS
 from memplan.util.interrupts import Interrupt
@@ -81,7 +82,7 @@ class _Named(click.Path):
             self.fail("it is empty; name a path, or leave the option out", *place)
         if not self.dir_okay and value.endswith(os.sep):
             self.fail(f"{value!r} names a folder", *place)
-        if value == "-":  # elsewhere stdout, and never meant to be the name of a file
+        if value == "-" and self.file_okay:  # elsewhere stdout, and never meant to be a file's name
             self.fail("'-' is no file here; for stdout name /dev/stdout", *place)
         return super().convert(value, *place)
 
@@ -142,14 +143,14 @@ class Arguments:
         )
 
     def _check_sizes(self) -> None:
-        """ArgumentError for a letter among the sizes of a shape, which max-batch alone takes."""
+        """ArgumentError for a size that is no number: N is one for max-batch alone."""
         for name, shape in self.shape:
             for size in shape:
                 if isinstance(size, str):
                     given = f"--shape {name}={','.join(map(str, shape))}"
+                    known = "; it stands for the batch that 'memplan max-batch' looks for"
                     raise ArgumentError(
-                        f"{given}: {size!r} is no number; a letter stands for the size that "
-                        f"'memplan max-batch' looks for"
+                        f"{given}: {size!r} is no number{known if size == MARK else ''}"
                     )
 
     @staticmethod

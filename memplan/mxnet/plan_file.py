@@ -124,7 +124,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """
     if not isinstance(path, str | os.PathLike):
         raise ArgumentError(f"path must be the name of a plan file, got {shown(path)}")
-    data, path = None, Path(path)
+    data, path = None, Path(os.fsdecode(path))
     try:
         data = read_json(path)
         if not isinstance(data, dict) or "format" not in data:

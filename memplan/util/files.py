@@ -42,7 +42,7 @@ def damage(error: Exception) -> str:
 
 def unwritten(error: Exception) -> str:
     """Why something could not be written where it was to be, in words, and what to do."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and not Path(error.filename).parent.exists():
         return "its folder is missing; make that first"
     if isinstance(error, TypeError):  # for what is no path
         return "give a name, as a string or a Path"

@@ -13,6 +13,7 @@ import pytest
 
 import memplan
 from helpers.command_line import NET, QUICK, SHAPE, process_of
+from memplan.cli import main as cli
 from memplan.cli import output as cli_output
 from memplan.mxnet.plan_file import load_plan
 
@@ -52,6 +53,11 @@ def test_a_dash_is_no_file(option: str, error: Any) -> None:
     before = sorted(Path().iterdir())
     assert "for stdout name /dev/stdout" in error(2, "plan", *NET, option, "-")
     assert sorted(Path().iterdir()) == before
+
+
+def test_a_folder_may_be_called_by_a_dash() -> None:
+    assert cli.run(["plan", *NET, "--strategy", "store_all", "--cache", "-"]) == 0
+    assert Path("-").is_dir()
 
 
 @pytest.mark.parametrize("option", ["-o", "--report", "--cache"])

@@ -187,7 +187,8 @@ def test_the_first_interrupt_says_what_it_does(
             while "again" not in said:
                 time.sleep(0.01)
                 said += capfd.readouterr().err
-            raise
+            if command != "check":  # whose search ends with the best plan so far
+                raise
 
     monkeypatch.setattr(cli_progress, "GRACE", 0.0)
     for name in ("plan", "profile"):

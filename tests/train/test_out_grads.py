@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import mxnet as mx
 import pytest
+from mxnet import autograd
 
 from helpers.fitting import TWO, Make, Result, differing, planned, seed, state
 from memplan.errors import ArgumentError, UsageError
 from memplan.mxnet.executor import TrainExecutor
+from memplan.mxnet.gluon import TrainStep
 from memplan.planning.planner import plan
 
 DATA, LABELS = [("data", (4, 5))], [("classes", (4,)), ("values", (4, 3))]
@@ -132,4 +134,19 @@ def test_an_executor_computes_no_gradients_of_an_inference() -> None:
     with pytest.raises(UsageError, match=r"backward\(\) after forward\(is_train=False\)"):
         executor.backward()
     executor.forward(is_train=True)
+    executor.backward()
+
+
+def test_an_executor_has_gradients_of_a_step_in_halves_after_an_inference() -> None:
+    net = mx.gluon.nn.Dense(2, in_units=5)
+    net.initialize()
+    step = TrainStep(net, strategy="store_all")
+    with autograd.record():
+        loss = step.forward(mx.nd.ones((3, 5))).sum()
+    step.backward(loss)
+    (made,) = step.plans.values()
+    executor = TrainExecutor(made.trace, made.schedule)
+    executor.forward(is_train=False)
+    executor.forward_half()
+    executor.backward_half({})
     executor.backward()

@@ -68,7 +68,7 @@ def check_inferred(unknown: Iterable[str], params: Mapping[str, Parameter]) -> N
     if names:
         raise ArgumentError(
             f"the shape of {first_of(map(repr, names), 8)} cannot be inferred, as in branches of a "
-            f"cond: give the layers their in_units (in_channels of a convolution), or call the "
+            f"cond: give the layers their in_units, in_channels or input_size, or call the "
             f"block before hybridize(), on batches for which each branch runs"
         )
 

@@ -295,6 +295,7 @@ class TrainExecutor(BoundArrays):
         UsageError for another one, whose outputs may be computed in the second half.
         """
         self._set(values)
+        self._last.begin(is_train=True)
         halves = self._halves
         self._begin()
         halves.first()
