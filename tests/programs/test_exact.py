@@ -187,3 +187,24 @@ def test_what_is_not_held_is_computed_again_with_all_that_it_reads() -> None:
     left = [step.units_left(done, mask_of(held)) for held in ((0, 1, 2), (1, 2), (0, 1), (2,), ())]
     assert [round(units * unit) for units in left if units is not None] == [3, 4, 4, 5, 6]
     assert step.units_left(mask_of((0, 1, 2, 3)), mask_of((0, 1))) is None
+
+
+def test_what_runs_again_reads_what_is_held_or_has_that_run_again() -> None:
+    ops = [Op("s", "op", (), (0,), 1.0), Op("m", "op", (0,), (1,), 1.0)]
+    ops += [Op("x", "op", (), (2,), 1.0), Op("last", "op", (1, 2), (3,), 1.0)]
+    tensors = tuple(Tensor(f"t{a}", 1, 1) for a in range(4))
+    graph = TrainingGraph(tuple(ops), tensors, (3,), 4)
+    step, done = ExactStep(graph, recompute_backward=False), mask_of((0, 1, 2))
+    left = [step.units_left(done, mask_of(held)) for held in ((1, 2), (0, 2), (2,))]
+    assert [units and round(units * step.unit_seconds) for units in left] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_runs_once_is_not_there_again_once_it_was_dropped(*, again: bool) -> None:
+    """Its output is small, what is computed from it large; there is room for the one or other."""
+    reads = ((), (0,), (1,), (2,), (3,), (4,), (1, 5))
+    ops = [Op(f"op{t}", "op", inputs, (t,), 1.0) for t, inputs in enumerate(reads)]
+    ops[0] = dataclasses.replace(ops[0], recomputable=again)
+    tensors = tuple(Tensor(f"t{a}", n, n) for a, n in enumerate((1, 3, 7, 0, 9, 0, 1)))
+    graph = TrainingGraph(tuple(ops), tensors, (6,), len(ops))
+    assert math.isinf(last_fact(graph, 10).bound_seconds) != again
