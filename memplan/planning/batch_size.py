@@ -45,6 +45,10 @@ FIRST_SIZE = 8
 # A size is searched for at most this share of the time: halving an interval takes several.
 SHARE_OF_TIME = 0.125
 
+# The plan of the last size may take so many times the time of another, if that is left: a search
+# ends by its work, but what is proved of a wide step may not be done in an eighth.
+LAST_TIMES = 4
+
 # The part of the usual work for a size of which is proved that every plan takes more than the most
 # recomputation: its plan is only shown.
 HOPELESS_SHARE = 0.05
@@ -78,7 +82,8 @@ def max_batch_size(
     share of the unplanned step. Bytes grow about evenly with the batch, which gives a first guess;
     then intervals are halved, each size by a plan of its own, which begins with that of the next
     larger one. All of the work is for the largest, and for sizes without a plan by a tenth of it.
-    ``time_limit`` are seconds for the search, one plan getting an eighth. ``executor`` tries three
+    ``time_limit`` are seconds for the search, one plan getting an eighth, and a cheaper one of the
+    largest size half, if that is left. ``executor`` tries three
     sizes at a time; ``cache`` and the other ``options`` are those of :func:`memplan.plan`.
 
     Raises BudgetError if no batch fits, not even of one sample, and else what
@@ -331,7 +336,10 @@ class _Search:
         plan = self.trials[size].attempt.plan
         if plan is None or size not in self.carried_sizes:
             return
-        task = Task(self.sizes.job(size), self.strategy, self.budget_nbytes, plan.schedule)
+        job = self.sizes.job(size)
+        if time.monotonic() + LAST_TIMES * self.sizes.seconds <= self.deadline:
+            job = dataclasses.replace(job, time_limit=LAST_TIMES * self.sizes.seconds)
+        task = Task(job, self.strategy, self.budget_nbytes, plan.schedule)
         [attempt] = self._answers([task])
         if attempt is not None and attempt.plan and attempt.plan.overhead <= plan.overhead:
             self._note(size, attempt)

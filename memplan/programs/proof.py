@@ -43,7 +43,7 @@ class ProofOptions:
     ``looks`` times, times the effort and the number of variables, at whether to end
     (in ``moment_refinement`` alone). With ``enough_seconds`` nothing is done for schedules: the
     bound alone is raised, as far as that, and the moments of ``candidates`` are looked at beside
-    others.
+    others. Unless ``reorder`` no schedules are given whose ops first run in another order.
     """
 
     solver: str = DEFAULT_SOLVER
@@ -57,6 +57,7 @@ class ProofOptions:
     looks: float = math.inf
     enough_seconds: float | None = None
     candidates: tuple[int, ...] = ()
+    reorder: bool = True
 
     def of_bound_alone(self, best: Schedule | None) -> ProofOptions:
         """The same for a bound alone, as far as one ends a search that has found ``best``.

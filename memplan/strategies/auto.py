@@ -57,6 +57,7 @@ LEAST_SHARE = 0.8
 class Auto:
     """A program of a few moments proves a bound and gives schedules, a search does the rest.
 
+    Of a small step every schedule is looked at before, as far as a second or two of a core get.
     For mirroring the program decides over flags, else over the step; the bound holds for schedules
     in any order. A schedule that is proved to be within ``gap`` (seconds / seconds of the unplanned
     step) of the cheapest ends it; else it ends after ``effort`` times the usual work (infinite:
@@ -192,8 +193,10 @@ class _Search:
             return Outcome(Status.INFEASIBLE)
         if self.best is None:
             return Outcome(Status.NO_PLAN_FOUND, None, self.bound, cut_by_clock=late)
-        status = Status.OPTIMAL if self._is_closed() else Status.FEASIBLE
-        return Outcome(status, self.best, min(self.bound, self.best.seconds), cut_by_clock=late)
+        is_closed = self._is_closed()
+        status = Status.OPTIMAL if is_closed else Status.FEASIBLE
+        bound, late = min(self.bound, self.best.seconds), late and not is_closed
+        return Outcome(status, self.best, bound, cut_by_clock=late)
 
     def _is_closed(self) -> bool:
         return self.problem.is_closed(self.best, self.bound)
@@ -253,6 +256,7 @@ class _Search:
             effort=self.problem.effort * self.auto.effort,
             gap_seconds=self._gap_seconds,
             looks=LOOKS,
+            reorder=self.auto.reorder,
         )
 
     def _take(self) -> None:

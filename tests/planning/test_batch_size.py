@@ -20,7 +20,7 @@ import memplan
 from helpers.networks import dropout_net, residual_net
 from helpers.planning import NEVER_SECONDS
 from memplan.errors import ArgumentError, BudgetError
-from memplan.planning.batch_size import FIRST_SHARE, HOPELESS_SHARE
+from memplan.planning.batch_size import FIRST_SHARE, HOPELESS_SHARE, LAST_TIMES
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, create
 from memplan.strategies.base import MOST_OVERHEAD, Problem
@@ -236,6 +236,11 @@ def test_sizes_that_fit_with_little_work_get_no_more() -> None:
     at_length = [graph for graph in with_little if (graph, 1.0) in searched]
     assert len(with_little) > 1
     assert at_length == [result.plan.schedule.graph]
+    # That plan may take half of the time: what is proved of it often needs more than an eighth.
+    limits = {(p.graph, p.effort): p.time_limit for p in asked if p.budget_nbytes is not None}
+    last = limits.pop((result.plan.schedule.graph, 1.0))
+    assert last is not None
+    assert last > 0.9 * LAST_TIMES * max(limit or 0.0 for limit in limits.values())
 
 
 @dataclass(frozen=True)

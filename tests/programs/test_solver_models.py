@@ -117,6 +117,7 @@ def test_strategies_free_their_models(
     name: str, realisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any garbage collection."""
+    monkeypatch.setattr("memplan.strategies.spaces.sequences.MOST_OPS", 0)  # else it needs none
     solver_class = class_of("HIGHS")
     make, delete = solver_class.__init__, solver_class.__del__
     alive = []

@@ -131,8 +131,9 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("memplan.strategies.spaces.sequences.search", interrupted)
     graph = unit_chain(16)
-    for interrupted_part in ("search", "refine_moments"):
+    for interrupted_part, most_ops in (("search", 0), ("refine_moments", 0), ("ExactSearch", 64)):
         monkeypatch.setattr(f"memplan.strategies.spaces.sequences.{interrupted_part}", interrupted)
+        monkeypatch.setattr("memplan.strategies.spaces.sequences.MOST_OPS", most_ops)
         outcome = Auto(gap=0.0).solve(Problem(graph, 8 * UNIT))
         assert outcome.schedule is not None
         assert simulate(outcome.schedule).peak_nbytes <= 8 * UNIT

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memplan.programs.exact import MOST_OPS, STATES, ExactSearch
 from memplan.programs.moment_refinement import refine_moments
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.proof import Fact, ProofOptions
@@ -176,6 +177,13 @@ class Sequences(Space):
         if options.enough_seconds is not None:
             proving.facts.extend(raise_bound(graph, budget_nbytes, stop, options))
             return
+        if len(graph.ops) <= MOST_OPS:
+            if _is_settled(problem, stop, options, facts, is_enough):
+                return
+            bounds = (fact.bound_seconds for fact in facts)
+            problem = dataclasses.replace(
+                problem, bound_seconds=max([problem.bound_seconds, *bounds])
+            )
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
         proof = _Proof(dataclasses.replace(proving, options=options), repeats)
@@ -232,6 +240,31 @@ class _Proof:
         """
         is_near = schedule.seconds <= self.highest + self.options.gap_seconds
         return is_near and self.problem.cheapest([schedule]) is not None
+
+
+def _is_settled(
+    problem: Problem,
+    stop: Stop,
+    options: ProofOptions,
+    facts: list[Fact],
+    is_enough: IsEnough,
+) -> bool:
+    """Does a search of all schedules, as far as it gets, leave nothing to be proved?"""
+    assert problem.budget_nbytes is not None
+    backward = options.recompute_backward
+    search = ExactSearch(problem.graph, problem.budget_nbytes, recompute_backward=backward)
+    for fact in search.run(stop, states=int(min(1.0, options.effort) * STATES)):
+        schedule, bound = fact.schedule, fact.bound_seconds
+        if schedule is not None and not options.reorder and not _is_in_order(schedule):
+            schedule = None
+        facts.append(Fact(schedule, bound))
+        if math.isinf(bound) or is_enough(bound) or problem.cheapest([schedule]) is not None:
+            return True
+    return False
+
+
+def _is_in_order(schedule: Schedule) -> bool:
+    return list(schedule.first_run) == sorted(schedule.first_run)
 
 
 def _in_turns(graph: TrainingGraph, options: SearchOptions) -> Reordered:

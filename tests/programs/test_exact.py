@@ -1,0 +1,210 @@
+"""The exact search of small steps, against every schedule, and against whole sequences replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from memplan.programs.exact import ExactSearch
+from memplan.programs.exact_step import ExactStep, enough_of, mask_of
+from memplan.programs.proof import Fact
+from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
+from memplan.step.schedule import Schedule
+from memplan.step.simulate import simulate
+from memplan.util.stop import Stop
+
+
+def small_graph(some: random.Random, *, shares: bool) -> TrainingGraph:
+    """Ops of all kinds: several outputs, none of bytes, shared buffers, such as run once."""
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    for t in range(some.choice((4, 5, 5))):
+        written = range(len(tensors))
+        others = some.sample(written, min(len(tensors), some.choice((0, 1, 1, 2))))
+        latest = written[-1:] if some.random() < 0.6 else ()
+        inputs = tuple(dict.fromkeys((*others, *latest)))
+        outputs, handovers = [], []
+        for place in range(some.choice((1, 1, 1, 2))):
+            size = some.choice((0, 1, 2, 3, 3, 3))
+            if shares and inputs and some.random() < 0.5:
+                source = some.randrange(len(inputs))
+                size = tensors[inputs[source]].nbytes
+                handovers.append(Handover(source, place, some.random() < 0.4))
+            outputs.append(len(tensors))
+            tensors.append(Tensor(f"t{len(tensors)}", size, size))
+        after = (some.randrange(t),) if t and some.random() < 0.2 else ()
+        seconds, again = float(some.randrange(4)), some.random() < 0.85
+        rest = {"recomputable": again, "after": after, "handovers": tuple(handovers)}
+        ops.append(Op(f"op{t}", "op", inputs, tuple(outputs), seconds, **rest))
+    heads = dict.fromkeys((len(tensors) - 1, some.choice((0, 1, len(tensors) - 1))))
+    return TrainingGraph(tuple(ops), tuple(tensors), tuple(heads), len(ops) - some.randrange(3))
+
+
+def cheapest(
+    graph: TrainingGraph, budgets: Iterable[int], *, most_runs: int, backward: bool
+) -> dict[int, float]:
+    """By budget the least seconds of a sequence of so many runs, each replayed as a whole."""
+    least, sequence = dict.fromkeys(budgets, math.inf), list[int]()
+
+    def extend() -> None:
+        nmissing = len(graph.ops) - len(set(sequence))
+        if not nmissing:
+            schedule = Schedule.sequence(graph, sequence)
+            for budget in least:
+                if simulate(schedule).peak_nbytes <= budget:
+                    least[budget] = min(least[budget], schedule.seconds)
+        for t, op in enumerate(graph.ops):
+            is_again = op.recomputable and (backward or t < graph.nforward)
+            may_run = is_again if t in sequence else set(sequence) >= set(graph.dependencies[t])
+            if may_run and len(sequence) + nmissing + (t in sequence) <= most_runs:
+                sequence.append(t)
+                extend()
+                sequence.pop()
+
+    extend()
+    return least
+
+
+def last_fact(
+    graph: TrainingGraph, budget_nbytes: int, *, backward: bool = False, states: int = 10_000
+) -> Fact:
+    search = ExactSearch(graph, budget_nbytes, recompute_backward=backward)
+    *_, fact = search.run(Stop(math.inf), states=states)
+    return fact
+
+
+def budgets_of(graph: TrainingGraph) -> range:
+    peak = simulate(Schedule.unplanned(graph)).peak_nbytes
+    return range(max(0, peak - 4), peak + 1)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_no_schedule_takes_less_than_what_is_said(*, shares: bool) -> None:
+    """Wherever the search is ended; and at its end one takes as much, if no buffer is shared."""
+    taken: Counter[str] = Counter()
+    for seed in range(300):
+        some = random.Random(seed)
+        graph, backward = small_graph(some, shares=shares), some.random() < 0.5
+        peak, most_runs = simulate(Schedule.unplanned(graph)).peak_nbytes, len(graph.ops) + 2
+        budgets = range(max(0, peak - 4), peak + 1)
+        everything = cheapest(graph, budgets, most_runs=most_runs, backward=backward)
+        for budget, least in everything.items():
+            begun = last_fact(graph, budget, backward=backward, states=some.choice((4, 8, 16)))
+            fact = last_fact(graph, budget, backward=backward)
+            assert begun.bound_seconds <= fact.bound_seconds <= least + 1e-9
+            if fact.schedule is not None:
+                assert fact.schedule.seconds == pytest.approx(fact.bound_seconds)
+                assert simulate(fact.schedule).peak_nbytes <= budget
+            is_longer = fact.schedule is not None and len(fact.schedule.ops) > most_runs
+            is_equal = fact.bound_seconds >= least - 1e-9
+            assert shares or is_longer or is_equal
+            taken["dearer"] += is_equal and graph.seconds < least < math.inf
+            taken["impossible"] += is_equal and least == math.inf
+            taken["begun"] += begun.bound_seconds < fact.bound_seconds - 1e-9
+    assert min(taken["dearer"], taken["begun"]) > 10, taken
+    assert taken["impossible"] > 50
+
+
+def chain(*sizes: int) -> TrainingGraph:
+    """A chain, and backward ops that read its tensors from the last to the first."""
+    nforward = len(sizes)
+    ops = [Op(f"f{t}", "op", (t - 1,) if t else (), (t,), 1.0) for t in range(nforward)]
+    for number, t in enumerate(reversed(range(nforward))):
+        above = (nforward + number - 1,) if number else ()
+        below = (t - 1,) if t else ()
+        ops.append(Op(f"b{t}", "op", (*above, t, *below), (nforward + number,), 1.0))
+    tensors = tuple(Tensor(f"t{a}", n, n) for a, n in enumerate((*sizes, *[1] * nforward)))
+    return TrainingGraph(tuple(ops), tensors, (len(tensors) - 1,), nforward)
+
+
+def test_what_has_no_room_between_first_runs_counts() -> None:
+    """Runs between two first executions begin with the first op, again and again."""
+    graph = chain(3, 4, 4, 4, 3)
+    assert last_fact(graph, 19).bound_seconds == pytest.approx(graph.seconds)
+    assert last_fact(graph, 12).bound_seconds == pytest.approx(13.0)
+    assert last_fact(graph, 10).bound_seconds == pytest.approx(18.0)
+    assert math.isinf(last_fact(graph, 9).bound_seconds)
+
+
+def test_a_search_that_is_ended_tells_the_least_of_what_is_open() -> None:
+    graph = chain(3, 1, 4, 1, 5, 2)
+    bounds = [last_fact(graph, 12, states=states).bound_seconds for states in (1, 10, 100, 10_000)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == pytest.approx(graph.seconds)
+    assert bounds[0] < bounds[-1] == pytest.approx(14.0)
+
+
+def test_equal_searches_look_at_equal_states() -> None:
+    graph = chain(3, 1, 4, 1, 5, 2)
+    first, second = ExactSearch(graph, 12), ExactSearch(graph, 12)
+    assert list(first.run(Stop(math.inf))) == list(second.run(Stop(math.inf)))
+    assert first.nstates == second.nstates < 200
+
+
+def test_the_clock_ends_a_search() -> None:
+    search = ExactSearch(chain(*range(1, 12)), 50)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.programs.exact.LOOK", 1)
+        stop = Stop(-math.inf)
+        [fact] = search.run(stop)
+    assert stop.cut_by_clock
+    assert fact.bound_seconds == pytest.approx(22.0)
+
+
+def test_of_an_op_that_may_write_over_many_buffers_no_choice_is_made() -> None:
+    """Nothing more is proved by that, and nothing that is not so."""
+    sources = [Op(f"s{t}", "op", (), (t,), 1.0) for t in range(3)]
+    handovers = tuple(Handover(t, 0, False) for t in range(3))
+    total = Op("sum", "op", (0, 1, 2), (3,), 1.0, handovers=handovers)
+    last = Op("last", "op", (0, 1, 2, 3), (4,), 1.0)
+    tensors = tuple(Tensor(f"t{a}", 2, 2) for a in range(5))
+    graph = TrainingGraph((*sources, total, last), tensors, (4,), 5)
+    graph = dataclasses.replace(graph, tensors=(*tensors[:4], Tensor("t4", 1, 1)))
+    assert math.isinf(last_fact(graph, 8).bound_seconds)
+    assert last_fact(graph, 9).bound_seconds == pytest.approx(graph.seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.programs.exact.MOST_GIVERS", 2)
+        assert math.isinf(last_fact(graph, 8).bound_seconds)
+        assert last_fact(graph, 9).bound_seconds == pytest.approx(graph.seconds)
+
+
+def test_no_more_is_dropped_than_makes_room() -> None:
+    masks, sizes = [1, 2, 4], [5, 3, 2]
+    assert set(enough_of(masks, sizes, 0)) == {0}
+    assert set(enough_of(masks, sizes, 4)) >= {1, 6}
+    assert list(enough_of(masks, sizes, 11)) == []
+
+
+def test_what_is_not_held_is_computed_again_with_all_that_it_reads() -> None:
+    graph = chain(1, 1, 1)
+    step, unit = ExactStep(graph, recompute_backward=False), graph.seconds / 2**40
+    done = mask_of((0, 1, 2))
+    left = [step.units_left(done, mask_of(held)) for held in ((0, 1, 2), (1, 2), (0, 1), (2,), ())]
+    assert [round(units * unit) for units in left if units is not None] == [3, 4, 4, 5, 6]
+    assert step.units_left(mask_of((0, 1, 2, 3)), mask_of((0, 1))) is None
+
+
+def test_what_runs_again_reads_what_is_held_or_has_that_run_again() -> None:
+    ops = [Op("s", "op", (), (0,), 1.0), Op("m", "op", (0,), (1,), 1.0)]
+    ops += [Op("x", "op", (), (2,), 1.0), Op("last", "op", (1, 2), (3,), 1.0)]
+    tensors = tuple(Tensor(f"t{a}", 1, 1) for a in range(4))
+    graph = TrainingGraph(tuple(ops), tensors, (3,), 4)
+    step, done = ExactStep(graph, recompute_backward=False), mask_of((0, 1, 2))
+    left = [step.units_left(done, mask_of(held)) for held in ((1, 2), (0, 2), (2,))]
+    assert [units and round(units * step.unit_seconds) for units in left] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_runs_once_is_not_there_again_once_it_was_dropped(*, again: bool) -> None:
+    """Its output is small, what is computed from it large; there is room for the one or other."""
+    reads = ((), (0,), (1,), (2,), (3,), (4,), (1, 5))
+    ops = [Op(f"op{t}", "op", inputs, (t,), 1.0) for t, inputs in enumerate(reads)]
+    ops[0] = dataclasses.replace(ops[0], recomputable=again)
+    tensors = tuple(Tensor(f"t{a}", n, n) for a, n in enumerate((1, 3, 7, 0, 9, 0, 1)))
+    graph = TrainingGraph(tuple(ops), tensors, (6,), len(ops))
+    assert math.isinf(last_fact(graph, 10).bound_seconds) != again
