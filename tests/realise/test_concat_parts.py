@@ -62,7 +62,22 @@ CASES = [(1, 16, PICTURES), (1, 7, PICTURES), (2, 16, PICTURES), (3, 12, PICTURE
 @pytest.mark.parametrize(("dim", "channels", "shape"), CASES)
 def test_the_parts_are_those_of_mxnet(dim: int, channels: int, shape: tuple[int, ...]) -> None:
     """From the third step on the calls are made past the C API."""
-    traced = _joined(dim, channels, shape)
+    _check_gradients(_joined(dim, channels, shape))
+
+
+def test_a_concat_of_more_parts_than_python_has_frames() -> None:
+    """As of the steps of a recurrent network, each of which is a part."""
+    with mx.name.NameManager():
+        data = mx.sym.Variable("data")
+        parts = [mx.sym.slice_axis(data, axis=1, begin=k, end=k + 1) for k in range(1200)]
+        joined = mx.sym.concat(*parts, dim=1)
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(joined, num_hidden=3), name="softmax")
+    options = {"grad_req": {"data": "write"}, "realisation": "packed"}
+    _check_gradients(trace(net, shapes={"data": (2, 1200)}, **options))
+
+
+def _check_gradients(traced: Trace) -> None:
+    """Three steps, of which the last makes calls past the C API, and one of MXNet's."""
     executor = _executor(traced)
     arrays = {name: array.copy() for name, array in executor.arg_dict.items()}
     stock = traced.symbol.bind(
@@ -72,6 +87,7 @@ def test_the_parts_are_those_of_mxnet(dim: int, channels: int, shape: tuple[int,
         aux_states={name: array.copy() for name, array in executor.aux_dict.items()},
     )
     expected, found = _gradients(stock, 1), _gradients(executor, 3)
+    assert found
     for name, gradient in found.items():
         np.testing.assert_array_equal(gradient, expected[name])
 

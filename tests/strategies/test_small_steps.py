@@ -20,6 +20,7 @@ from memplan.strategies import Status
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces.sequences import Sequences
+from memplan.strategies.spaces.space import Proving
 
 
 def chain() -> TrainingGraph:
@@ -102,10 +103,10 @@ def test_what_is_proved_optimal_was_not_cut(monkeypatch: pytest.MonkeyPatch) -> 
     """The clock has ended a part, and a later one proved the rest."""
     known = Schedule.sequence(chain(), (*range(10), 0))
 
-    def prove(self: Any, problem: Any, stop: Any, options: Any, facts: list[Fact], *_: Any) -> None:
-        del self, problem, options
-        stop.cut()
-        facts.append(Fact(known, known.seconds))
+    def prove(self: Any, proving: Proving) -> None:
+        del self
+        proving.stop.cut()
+        proving.facts.append(Fact(known, known.seconds))
 
     monkeypatch.setattr(Sequences, "prove", prove)
     monkeypatch.setattr(Problem, "cheapest", lambda *_, **__: known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,8 @@ class CallAfter(Call):
         own, first = super().noperations, self._first
         if first is None or not own:
             return own
-        return own + first.noperations if first.noperations else 0
+        before = first.noperations
+        return own + before if before else 0
 
     def __call__(self) -> None:
         if self._first is not None:
@@ -192,22 +193,42 @@ class CallAfter(Call):
         super().__call__()
 
 
-class PartCall(CallAfter):
-    """A call that writes some outputs of an operator, behind one that writes those before them."""
+class PartCalls:
+    """The calls that write the outputs of one operator in turn, as one; none of them is alone."""
 
-    __slots__ = ()
+    #: As of :class:`Call`.
+    frees, is_alone = False, False
+
+    __slots__ = ("_calls", "skips")
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self.skips: int | None = None
+        self._calls = tuple(calls)
+
+    @property
+    def may_be_direct(self) -> bool:
+        """As of :class:`Call`."""
+        return all(call.may_be_direct for call in self._calls)
+
+    @property
+    def noperations(self) -> int:
+        """As of :class:`Call`."""
+        counts = [call.noperations for call in self._calls]
+        return sum(counts) if all(counts) else 0
 
     @property
     def outputs(self) -> Sequence[NDArray | None]:
-        """The arrays of the outputs, those of the first call first."""
-        before = () if self._first is None else self._first.outputs
-        return [*before, *super().outputs]
+        """The arrays of the outputs; None where one is not computed."""
+        return [array for call in self._calls for array in call.outputs]
 
     @property
     def written(self) -> Sequence[NDArray]:
         """What must be waited for."""
-        before = () if self._first is None else self._first.written
-        return (*before, *super().written)
+        return [array for call in self._calls for array in call.written]
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            call()
 
 
 class TurningCall(CallAfter):

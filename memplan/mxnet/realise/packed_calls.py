@@ -9,7 +9,7 @@ Each step of a lowered schedule becomes one call of an operator, on the arrays t
 - any other op is called alone (Call), if need be behind a copy of what it writes over (CallAfter),
   or of inputs brought into the usual layout (TurningCall). One that only changes the shape of what
   it would write over a copy of is a copy that brings the layout along (LayoutCopy). The gradient of
-  a Concat is several calls (PartCall).
+  a Concat is several calls (PartCalls).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memplan.mxnet.realise.imperative import (
     BackwardCall,
     Call,
     CallAfter,
-    PartCall,
+    PartCalls,
     RecordedCall,
     TurningCall,
 )
@@ -101,7 +101,9 @@ class Calls:
                 result.append(self._call(step, node, attrs, states.get(step)))
         return result
 
-    def _call(self, step: int, node: Node, attrs: Mapping[str, str], state: State | None) -> Call:
+    def _call(
+        self, step: int, node: Node, attrs: Mapping[str, str], state: State | None
+    ) -> Call | PartCalls:
         """A call of an operator alone."""
         read, written = self.arrays.inputs(step), self.arrays.outputs(step)
         function = self._function(node)
@@ -133,17 +135,13 @@ class Calls:
 
     def _in_parts(
         self, parts: Sequence[Mapping[str, str]], read: NDArray, written: Sequence[NDArray]
-    ) -> Call:
+    ) -> PartCalls:
         """Calls that slice what is ``read`` into the arrays ``written``, as one."""
         whole = self._handled([read])
-        first, *others = (
-            (SLICE, attrs, whole, self._handled([array]))
+        return PartCalls(
+            Call(SLICE, attrs, whole, self._handled([array]))
             for attrs, array in zip(parts, written, strict=True)
         )
-        call = PartCall(None, *first)
-        for other in others:
-            call = PartCall(call, *other)
-        return call
 
     def _copy(self, step: int, read: list[NDArray], written: Sequence[NDArray]) -> Call | None:
         """A call that copies what a step is to write over a copy of, if it has the same shape.

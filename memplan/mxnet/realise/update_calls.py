@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from memplan.mxnet.realise.direct_call import Attributes, attributes, with_attributes
 from memplan.mxnet.realise.engine import Handles
-from memplan.mxnet.realise.imperative import BackwardCall, Call
+from memplan.mxnet.realise.imperative import BackwardCall, Call, PartCalls
 
 NDArray = Any
 
@@ -173,4 +173,4 @@ class _ChangingCall(Call):
         self.operator = operator
 
 
-AnyCall = Call | BackwardCall | UpdateCall
+AnyCall = Call | BackwardCall | PartCalls | UpdateCall

@@ -178,15 +178,15 @@ class Sequences(Space):
             proving.facts.extend(raise_bound(graph, budget_nbytes, stop, options))
             return
         if len(graph.ops) <= MOST_OPS:
-            if _is_settled(problem, stop, options, facts, is_enough):
+            if _is_settled(proving):
                 return
-            bounds = (fact.bound_seconds for fact in facts)
+            bounds = (fact.bound_seconds for fact in proving.facts)
             problem = dataclasses.replace(
                 problem, bound_seconds=max([problem.bound_seconds, *bounds])
             )
         nmoments, effort = 1 if is_large else options.nmoments, REPEATED_EFFORT * options.effort
         repeats = dataclasses.replace(options, effort=effort, nmoments=nmoments)
-        proof = _Proof(dataclasses.replace(proving, options=options), repeats)
+        proof = _Proof(dataclasses.replace(proving, problem=problem, options=options), repeats)
         share = REFINING_SHARE_OF_LARGE if is_large else REFINING_SHARE
         problem.aim_lower(proof.solve, stop, share=share)
 
@@ -242,23 +242,19 @@ class _Proof:
         return is_near and self.problem.cheapest([schedule]) is not None
 
 
-def _is_settled(
-    problem: Problem,
-    stop: Stop,
-    options: ProofOptions,
-    facts: list[Fact],
-    is_enough: IsEnough,
-) -> bool:
+def _is_settled(proving: Proving) -> bool:
     """Does a search of all schedules, as far as it gets, leave nothing to be proved?"""
+    problem, options = proving.problem, proving.options
     assert problem.budget_nbytes is not None
     backward = options.recompute_backward
     search = ExactSearch(problem.graph, problem.budget_nbytes, recompute_backward=backward)
-    for fact in search.run(stop, states=int(min(1.0, options.effort) * STATES)):
+    for fact in search.run(proving.stop, states=int(min(1.0, options.effort) * STATES)):
         schedule, bound = fact.schedule, fact.bound_seconds
         if schedule is not None and not options.reorder and not _is_in_order(schedule):
             schedule = None
-        facts.append(Fact(schedule, bound))
-        if math.isinf(bound) or is_enough(bound) or problem.cheapest([schedule]) is not None:
+        proving.facts.append(Fact(schedule, bound))
+        is_found = problem.cheapest([schedule]) is not None
+        if math.isinf(bound) or proving.is_enough(bound) or is_found:
             return True
     return False
 
