@@ -26,6 +26,10 @@ from memplan.util.stop import Stop
 # of 40 two thirds, of 60 a quarter, of 80 none.
 MOST_OPS, STATES = 64, 60_000
 
+# A state may be made in several ways: so many choices are looked at, in times the states. A state
+# is compared with so many others: with all of thousands, that took most of the time.
+CHOICES, COMPARED = 20, 500
+
 # Of an op that may write over more buffers than this, it is not asked which of them die there.
 MOST_GIVERS = 4
 
@@ -45,7 +49,7 @@ class ExactSearch:
     ) -> None:
         self.graph, self.budget_nbytes = graph, budget_nbytes
         self.step = ExactStep(graph, recompute_backward=recompute_backward)
-        self.nstates = 0
+        self.nstates = self.nchoices = 0
         # By the ops that have run: what is held, at what cost; and what was looked at.
         self.best: dict[int, dict[int, int]] = {}
         self.seen: dict[int, list[tuple[int, int]]] = {}
@@ -56,7 +60,6 @@ class ExactSearch:
         """What is proved, now and then; at the end of the search the optimum, or that none fits."""
         step, told = self.step, 0
         rise = int(RISE * self.graph.seconds / step.unit_seconds)
-        lowest, nlooked = 0, 0
         while self.open:
             lowest, _, _, units, done, held, way = heapq.heappop(self.open)
             if self._is_worse(units, done, held):
@@ -64,15 +67,25 @@ class ExactSearch:
             if done == step.every_op and not step.heads & ~held:
                 yield self._fact(lowest, way)
                 return
-            nlooked += 1
-            if self.nstates >= states or (nlooked % LOOK == 0 and stop.is_over()):
-                yield self._fact(lowest, None)
-                return
             if lowest >= told + rise:
                 yield self._fact(lowest, None)
                 told = lowest
-            self._expand(units, done, held, way)
+            # Where this is cut, some of what follows the state is not among the open ones: its own
+            # bound holds then, and not the least of theirs.
+            if self._is_cut(self._expand(units, done, held, way), stop, states):
+                yield self._fact(lowest, None)
+                return
         yield Fact(None, math.inf)
+
+    def _is_cut(self, choices: Iterator[None], stop: Stop, states: int) -> bool:
+        """Enter what follows a state; does the work or the clock end before all of it is?"""
+        for _ in choices:
+            self.nchoices += 1
+            if self.nstates >= states or self.nchoices >= CHOICES * states:
+                return True
+            if self.nchoices % LOOK == 0 and stop.is_over():
+                return True
+        return False
 
     def _fact(self, units: int, way: Way) -> Fact:
         """The bound, and the schedule of a way to the end if that is one within the budget."""
@@ -102,7 +115,7 @@ class ExactSearch:
     def _is_worse(self, units: int, done: int, held: int) -> bool:
         """Is a state known that has run the same and holds all of it for no more?
 
-        Only those that were looked at are compared: they are few.
+        Only the first ones that were looked at are compared.
         """
         if self.best[done][held] < units:
             return True
@@ -110,11 +123,15 @@ class ExactSearch:
         for other, cost in seen:
             if not held & ~other and cost <= units:
                 return True
-        seen.append((held, units))
+        if len(seen) < COMPARED:
+            seen.append((held, units))
         return False
 
-    def _expand(self, units: int, done: int, held: int, way: Way) -> None:
-        """Enter what can follow: each op that can run, after each choice of drops that it needs."""
+    def _expand(self, units: int, done: int, held: int, way: Way) -> Iterator[None]:
+        """Enter what can follow: each op that can run, after each choice of drops that it needs.
+
+        Choice by choice, for of n equal tensors there are nearly 2**n.
+        """
         runs = list(self._runs(done, held))
         for k, over in runs:
             if over <= 0 and self._costs_nothing(k, done):
@@ -126,6 +143,7 @@ class ExactSearch:
             for dropped in self._drops(call, then, held, over):
                 after = ((held & ~dropped) | call.outputs) & useful
                 self._enter(units + call.units, then, after, (k, way))
+                yield
 
     def _runs(self, done: int, held: int) -> Iterator[tuple[int, int]]:
         """The ops that can run now, and by how many bytes each is over the budget."""

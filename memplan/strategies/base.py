@@ -59,7 +59,8 @@ class Outcome:
     (None if nothing was proved). With ``in_order`` that, and an optimum, hold among the schedules
     that keep the order in which ops first run, and in each stage, up to one of these runs,
     recompute in this order, too, an op once at most. ``cut_by_clock`` tells that the time limit
-    ended a search: on another machine, or with more time, the schedule may be another one.
+    ended a search: on another machine, or with more time, the schedule may be another one. A
+    schedule that is proved to be optimal is not called so: another one costs as much.
     """
 
     status: Status

@@ -151,9 +151,26 @@ def test_the_clock_ends_a_search() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.programs.exact.LOOK", 1)
         stop = Stop(-math.inf)
-        [fact] = search.run(stop)
+        *_, fact = search.run(stop)
     assert stop.cut_by_clock
     assert fact.bound_seconds == pytest.approx(22.0)
+
+
+@pytest.mark.parametrize("nalike", [8, 26])
+def test_of_many_alike_no_more_is_looked_at_than_is_asked(nalike: int) -> None:
+    """Half of them make room for one op, in nearly 2**n choices."""
+    alike = tuple(range(nalike))
+    ops = [Op(f"s{k}", "op", (), (k,), 1.0) for k in alike]
+    ops.append(Op("large", "op", (0,), (nalike,), 1.0, after=alike))
+    ops.append(Op("small", "op", (nalike,), (nalike + 1,), 1.0))
+    ops.append(Op("sum", "op", (*alike, nalike + 1), (nalike + 2,), 1.0))
+    sizes = [*[10] * nalike, 5 * nalike + 20, 1, 1]
+    tensors = tuple(Tensor(f"t{a}", size, size) for a, size in enumerate(sizes))
+    graph = TrainingGraph(tuple(ops), tensors, (nalike + 2,), len(ops))
+    search = ExactSearch(graph, 10 * nalike + 30)
+    *_, fact = search.run(Stop(math.inf), states=200)
+    assert search.nstates <= 200 < 2**nalike
+    assert graph.seconds - 1e-6 <= fact.bound_seconds <= graph.seconds + nalike // 2
 
 
 def test_of_an_op_that_may_write_over_many_buffers_no_choice_is_made() -> None:
