@@ -25,7 +25,7 @@ Module = mx.mod.BucketingModule
 
 def options(realisation: str) -> dict[str, Any]:
     """A budget in which the longest bucket recomputes, and a strategy that takes little time."""
-    budget = "70%" if realisation == "explicit" else "60%"
+    budget = "96%" if realisation == "explicit" else "50%"
     return {"budget": budget, "strategy": "evict:patience=20", "realisation": realisation}
 
 
