@@ -34,7 +34,7 @@ CHOICES, COMPARED = 20, 500
 MOST_GIVERS = 4
 
 # A bound is told when it has risen by this part of the step, and the clock is read as often as
-# so many states are looked at.
+# so many choices are looked at.
 RISE, LOOK = 0.001, 256
 
 # An op that has run, and before it others.

@@ -42,7 +42,8 @@ def damage(error: Exception) -> str:
 
 def unwritten(error: Exception) -> str:
     """Why something could not be written where it was to be, in words, and what to do."""
-    if isinstance(error, FileNotFoundError) and not Path(error.filename).parent.exists():
+    name = error.filename if isinstance(error, FileNotFoundError) else None
+    if name is not None and not Path(name).parent.exists():
         return "its folder is missing; make that first"
     if isinstance(error, TypeError):  # for what is no path
         return "give a name, as a string or a Path"

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.paths import ROOT
 from memplan.util import files
-from memplan.util.files import DRAFT, parse_json, read_json, write_text
+from memplan.util.files import DRAFT, parse_json, read_json, unwritten, write_text
 from memplan.util.numbers import is_finite, is_whole, shown
 
 
@@ -135,6 +135,14 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_text(path, "new")
     assert str(caught.value) == f"[Errno 2] No such file or directory: {str(path)!r}"
+
+
+def test_a_folder_is_called_missing_where_it_is(tmp_path: Path) -> None:
+    """Not in /proc, which makes no files, nor for an error that names no file."""
+    missing = FileNotFoundError(2, "No such file", str(tmp_path / "folder" / "name"))
+    assert unwritten(missing) == "its folder is missing; make that first"
+    for named in ([str(tmp_path / "name")], []):
+        assert unwritten(FileNotFoundError(2, "No such file", *named)) == "No such file"
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

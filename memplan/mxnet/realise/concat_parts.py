@@ -20,7 +20,7 @@ SLICE = "slice"
 def slices(node: Node, device_type: str) -> list[dict[str, str]]:
     """The attributes of slices that are the outputs of ``node``, on this kind of device.
 
-    None where it is not the gradient of a Concat by oneDNN (SupportMKLDNNConcat of
+    No slices where it is not the gradient of a Concat by oneDNN (SupportMKLDNNConcat of
     src/operator/nn/concat.cc): MXNet's own code leaks nothing.
     """
     if not (takes_parts(node) and reads_any_layout(node) and is_by_onednn(device_type)):

@@ -35,8 +35,8 @@ _TAKING_MORE = {*CONVOLUTIONS, "BatchNorm"}
 # executors of explicit steps, and in packed steps (the same script, of an LSTM's cell).
 CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 4_000
 
-# What a call of a convolution or a BatchNorm by oneDNN takes beyond that: packed 9 kB, explicit 7,
-# by least squares over networks like those of benchmarks/small_convolutions.py.
+# What a call of a convolution or a BatchNorm by oneDNN takes beyond that. Set by least squares on
+# networks like those of benchmarks/small_convolutions.py, which has the promises that follow.
 FURTHER_CALL_NBYTES = 8_000
 
 # The code and the calls count each up to a tenth of the bytes that the operators of a step write:
@@ -45,8 +45,8 @@ FURTHER_CALL_NBYTES = 8_000
 MOST_OF_WRITTEN = 10
 
 # But no more than this is left out, which is what a process takes that trains the smallest network
-# of convolutions: networks of hundreds of different small ones took 17 to 42 MB above a promise in
-# which the tenth was all that counted of their calls.
+# of convolutions. Else networks of hundreds of different small ones, whose calls take more than a
+# tenth of what they write, take far more than they are promised.
 MOST_UNCOUNTED_NBYTES = 14_000_000
 
 # The calls of operators that run again count, too, each at most a quarter of what its operator
@@ -55,9 +55,9 @@ MOST_UNCOUNTED_NBYTES = 14_000_000
 FEW_NBYTES = 8 << 20
 MOST_OF_OUTPUTS, FEW_OF_WRITTEN = 4, 50
 
-# oneDNN writes code for each of its operators on each set of shapes and attributes: 54 to 58 kB for
-# one of small convolutions, BatchNorms and ReLUs that all differ, by the same least squares. The
-# first ones are within what a process takes that trains the smallest networks, which have 13.
+# oneDNN writes code for each of its operators on each set of shapes and attributes. Set like the
+# above, on small convolutions, BatchNorms and ReLUs that all differ. The first ones are within what
+# a process takes that trains the smallest networks.
 OPERATOR_NBYTES, FIRST_OPERATORS = 58_000, 12
 
 
