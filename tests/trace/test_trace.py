@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import mxnet as mx
@@ -208,9 +209,12 @@ def test_dtypes_of_any_form(dtype: Any) -> None:
     assert trace(symbol, shapes=shapes, type_dict={"data": dtype}).dtypes["data"] == "float32"
 
 
-def test_parameters_behind_a_cast_have_its_dtype() -> None:
+@pytest.mark.parametrize(
+    "make", [mx.sym.cast, partial(mx.sym.Embedding, input_dim=9, output_dim=5)]
+)
+def test_parameters_have_the_dtype_of_an_operator(make: Callable[..., mx.sym.Symbol]) -> None:
     """As in a Module, which names the dtypes of data and labels only."""
-    data = mx.sym.cast(mx.sym.Variable("data"), dtype="float64")
+    data = make(mx.sym.Variable("data"), dtype="float64", name="made")
     scores = mx.sym.cast(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), dtype="float32")
     symbol = mx.sym.SoftmaxOutput(scores, name="softmax")
     module = mx.mod.Module(symbol)

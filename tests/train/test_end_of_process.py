@@ -39,6 +39,39 @@ threading.Thread(target=ask, daemon=True).start()
 begun.wait()
 """
 
+# Networks whose graphs have an operator of the script's own, as they are made fold by fold.
+FOLDS = """
+from memplan.mxnet.gluon import planned
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+class Same(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0])
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0])
+@mx.operator.register("same")
+class SameProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Same()
+class Net(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = nn.Dense(16), nn.Dense(4)
+    def hybrid_forward(self, F, x):
+        return self.last(F.Custom(self.first(x), op_type="same"))
+for fold in range(2):
+    net = Net()
+    net.initialize()
+    net.hybridize()
+    net = planned(net, strategy="chen_sqrt")
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 8))).sum()
+        loss.backward()
+"""
+
 
 def bound() -> TrainExecutor:
     symbol = mx.sym.MakeLoss(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3))
@@ -90,6 +123,7 @@ def test_a_thread_may_bind_meanwhile(at_exit: list[Any], monkeypatch: pytest.Mon
 
 
 @pytest.mark.long
-def test_a_process_ends_where_a_thread_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, timeout=600)
+@pytest.mark.parametrize("script", [ENDLESS, FOLDS], ids=["a thread goes on", "graphs are held"])
+def test_a_process_ends(script: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=600)
     assert done.returncode == 0

@@ -76,6 +76,14 @@ def test_plans_are_for_the_network_that_is_there() -> None:
     step(module)
 
 
+def test_a_plan_for_other_dtypes_is_told_how_to_be_made() -> None:
+    plan = memplan.plan(network(), realisation="packed", strategy="store_all", **dict(DATA + LABEL))
+    module = Module(network(), plan=plan)
+    message = r"for other dtypes: .* make it with type_dict=\{'data': 'float64'"
+    with pytest.raises(ArgumentError, match=message):
+        module.bind(*([mx.io.DataDesc(*of, dtype="float64")] for (of,) in (DATA, LABEL)))
+
+
 def with_own_executors(module: Any) -> list[np.ndarray]:
     """Steps by executors that a script has made, and behind ``bind`` by those of the module."""
     data = [mx.io.DataDesc(*DATA[0])]

@@ -151,13 +151,7 @@ def _infer_dtypes(
     for name, dtype in (type_dict or {}).items():
         _check_dtype(name, dtype)
     if type_dict is None:
-        nodes = symbol_json.parse(symbol)["nodes"]
-        typed = {node["name"] for node in nodes if "__dtype__" in node.get("attrs", {})}
-        type_dict = {name: np.float32 for name in arguments if name not in typed}
-        if _contradicts(symbol, type_dict):
-            # Module names the dtypes of inputs and labels: behind a cast parameters have others.
-            named = {name for name in arguments if name in inputs or name.endswith("label")}
-            type_dict = dict.fromkeys(named - typed, np.float32)
+        type_dict = _dtypes_of_module(symbol, inputs)
     try:
         types, _, state_types = symbol.infer_type_partial(**type_dict)
     except MXNetError as error:
@@ -170,13 +164,20 @@ def _infer_dtypes(
     return {name: np.dtype(dtype).name for name, dtype in dtypes.items()}
 
 
-def _contradicts(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any]) -> bool:
-    """Do these dtypes not fit the network?"""
+def _dtypes_of_module(symbol: mx.sym.Symbol, inputs: Collection[str]) -> dict[str, Any]:
+    """Inputs and labels are float32, as Module names them; the operators say what the others are.
+
+    All are float32 where they do not say it.
+    """
+    nodes = symbol_json.parse(symbol)["nodes"]
+    typed = {node["name"] for node in nodes if "__dtype__" in node.get("attrs", {})}
+    untyped = [name for name in symbol.list_arguments() if name not in typed]
+    named = [name for name in untyped if name in inputs or name.endswith("label")]
     try:
-        symbol.infer_type_partial(**type_dict)
+        types = symbol.infer_type_partial(**dict.fromkeys(named, np.float32))[0]
     except MXNetError:
-        return True
-    return False
+        return dict.fromkeys(named, np.float32)
+    return dict.fromkeys(untyped if None in types else named, np.float32)
 
 
 def complete_grad_req(

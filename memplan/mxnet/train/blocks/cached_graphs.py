@@ -18,6 +18,7 @@ While a thread composes a network (:meth:`KeptGraphs.in_network`), a call of a h
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +50,10 @@ _LAST = "memplan_last"
 
 #: The last graph of each block that a step has made. MXNet has one, whichever step trains by it.
 _MADE: WeakKeyDictionary[Block, Any] = WeakKeyDictionary()
+
+# Graphs with a Custom op must not outlive MXNet's functions that free it, in Python's last
+# collection: the process would end in a segmentation fault.
+atexit.register(_MADE.clear)
 
 
 def make_graph(block: Block, args: tuple[Any, ...], ctx: mx.Context) -> None:

@@ -72,7 +72,7 @@ def cannot_take_symbols(
     culprit = blocks[-1] if blocks else culprit
     name = culprit.name if isinstance(culprit, mx.gluon.Block) else culprit
     where = f"{place_of(*within[-1])} raises " if places else ""
-    advice = _advice(is_loss=is_loss) if places else ""
+    advice = _advice(error, is_loss=is_loss) if places else ""
     if ninputs > 1 and isinstance(error, TypeError) and not (is_loss or places):
         advice = (
             f"; the {ninputs} arrays, which are on one context, are its inputs: if they are "
@@ -88,7 +88,13 @@ def cannot_take_symbols(
     )
 
 
-def _advice(*, is_loss: bool) -> str:
+def _advice(error: Exception, *, is_loss: bool) -> str:
+    if "NoneType" in str(error):
+        # A first call with arrays may set what is None before it.
+        return (
+            "; if a call with arrays sets what is None here, call the block on a batch first, then "
+            "again; else write it with F alone, as a hybrid_forward does"
+        )
     if is_loss:
         other = "train the block by planned(block), whose loss gets arrays"
     else:

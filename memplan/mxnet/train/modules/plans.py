@@ -308,6 +308,9 @@ class Plans:
             if request_value != value:
                 differs = _other_node if what == "another network" else _difference
                 where = differs(request_value, value)
+                if what == "other dtypes":
+                    named = {name: np.dtype(dtype).name for name, dtype in request.dtypes.items()}
+                    where += f"; make it with type_dict={named}"
                 raise ArgumentError(f"the given plan was made for {what}: {where}")
         budget_nbytes = parse_budget(self._planner.budget, plan.unplanned.total_nbytes)
         if budget_nbytes is not None and plan.total_nbytes > budget_nbytes:
