@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memplan.errors import BudgetError
 from memplan.planning.answer import check_bound, checked
@@ -289,28 +289,29 @@ class _Trial:
         As every budget above the least memory is met by it, a plan at one budget means that there
         is a plan at every larger one.
         """
-        for schedule in self._known():
-            if (
-                schedule.seconds <= self.problem.most_seconds
-                and self.problem.memory.is_within(schedule, limit)
-                and self._dependent_nbytes(schedule) <= limit
-            ):
-                return schedule
+        for known in self._known():
+            for schedule in sorted(known, key=lambda schedule: schedule.seconds):
+                if (
+                    schedule.seconds <= self.problem.most_seconds
+                    and self.problem.memory.is_within(schedule, limit)
+                    and self._dependent_nbytes(schedule) <= limit
+                ):
+                    return schedule
         return None
 
-    def _known(self) -> Iterator[Schedule]:
-        """What is known, or made in little time; then that of the least memory, a search itself."""
+    def _known(self) -> Iterator[Sequence[Schedule]]:
+        """What is known, or made in little time; then what a search for the least memory found."""
         if self.problem.start is not None:
-            yield self.problem.start
+            yield [self.problem.start]
         if self.was_cut and not self.interrupt.has_come:
             # In their share of little time they may have found none.
             stop = Stop.after(max(0.1, LEAST_SHARE_OF_TIME * self.job.time_limit))
-            yield quick_schedule(self.problem, stop)
+            yield [quick_schedule(self.problem, stop)]
         if not self.interrupt.has_come or self.job.knows_least_by(self.solver):
             least = self.job.least_by(self.solver)
             if least.cut_by_clock:
                 self.stop.cut()
-            yield from (least.searched, least.schedule)
+            yield [*least.cheaper, least.searched, least.schedule]
 
     def _excess(self, schedule: Schedule, budget_nbytes: int, *, roughly: bool = False) -> int:
         """By how many bytes, once realised, it is over: never roughly, as it has the last word."""

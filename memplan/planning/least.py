@@ -43,7 +43,8 @@ class Least(NamedTuple):
     """The schedule of the fewest bytes that is known of a job, and what it holds.
 
     ``searched`` is what searches have found, if another schedule was known; ``solver`` plans within
-    its bytes. With ``cut_by_clock`` another process may find another one.
+    its bytes. ``cheaper`` are schedules of more bytes that were found on the way. With
+    ``cut_by_clock`` another process may find another one.
     """
 
     schedule: Schedule
@@ -52,6 +53,7 @@ class Least(NamedTuple):
     solver: Strategy
     cut_by_clock: bool
     was_interrupted: bool = False
+    cheaper: tuple[Schedule, ...] = ()
 
     @property
     def is_remembered(self) -> bool:
@@ -78,12 +80,14 @@ class LeastSearch:
         problem = dataclasses.replace(limited, max_overhead=open_ended)
         first = stop.share(LEAST_SHARE)
         best, by = job.memory.executed(self._quick_least(problem, limited, first)), solvers[0]
+        on_the_way: list[Schedule] = []
         if not self.is_large:
             best = self._lowest_from(best, problem, limited, first)
         for solver in solvers:
             if interrupt.has_come:
                 break
             schedule = schedule_without_budget(job.problem(None), solver, stop)
+            on_the_way += [best] if schedule is None else [best, job.memory.executed(schedule)]
             lower = limited.cheapest([best, schedule])
             if lower is None or lower is best:
                 continue
@@ -93,7 +97,8 @@ class LeastSearch:
         is_cut = stop.cut_by_clock or interrupt.has_come
         lowest = limited.cheapest([best, *job.known]) or best
         footprint = realise(job, lowest).footprint
-        return Least(lowest, footprint, best, by, is_cut, was_interrupted=interrupt.has_come)
+        cheaper = tuple(s for s in on_the_way if s.seconds < best.seconds)
+        return Least(lowest, footprint, best, by, is_cut, interrupt.has_come, cheaper)
 
     def _quick_least(self, problem: Problem, limited: Problem, stop: Stop) -> Schedule:
         """The schedule of quick strategies that takes the fewest bytes."""

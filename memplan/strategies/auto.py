@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
+from memplan.strategies.auto_least import least_made_cheaper, within_a_pass
 from memplan.strategies.auto_searches import (
     AGAIN_SHARE,
     ANEW_SHARE,
@@ -26,9 +27,9 @@ from memplan.strategies.base import (
     Status,
     check_options,
 )
-from memplan.strategies.least import least, least_of_drops
+from memplan.strategies.evict import Evict
 from memplan.strategies.proof_beside import ProofBeside
-from memplan.strategies.quick import QUICK_SHARE, quick_schedule
+from memplan.strategies.quick import quick_start
 from memplan.strategies.shares import of_beginnings, of_proof
 from memplan.strategies.spaces.space import Proving, SearchOptions
 from memplan.util.progress import tell
@@ -48,9 +49,9 @@ FAR = 0.005
 # and five networks of benchmarks/gaps.py at 33 and 45% of the step.
 WIDE = 0.01
 
-# Without a budget, the part of the time that goes into the least memory; the rest makes the
-# schedule of that memory cheaper.
-LEAST_SHARE = 0.8
+# Plans in blocks that take more than this part of the step are searched from other schedules, too,
+# one of which is of the least memory, with this part of a search's work.
+COSTLY, FEWEST_SHARE = 0.1, 0.5
 
 
 @dataclass(frozen=True)
@@ -97,28 +98,9 @@ class Auto:
         options = SearchOptions(self.seed, self.rounds, self.reorder, self.recompute_backward)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            best = self._least(problem, stop, options, starts)
+            best = least_made_cheaper(problem, starts, stop, options)
             return Outcome(Status.FEASIBLE, best, cut_by_clock=stop.cut_by_clock)
         return _Search(self, problem, stop, options, starts).run()
-
-    def _least(
-        self, problem: Problem, stop: Stop, options: SearchOptions, starts: list[Schedule]
-    ) -> Schedule:
-        """That of least memory, made cheaper in the bytes that it has."""
-        starts = starts or [self.quick(problem, stop)]
-        best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
-        improving = stop.with_work(stop.work_left)  # drops that gain nothing take none of it
-        best, dropped = least_of_drops(problem, best, stop, options)
-        held = problem.within(problem.memory.nbytes(best))
-        cheaper = None if stop.is_over() else held.space.improve(held, best, improving, options)
-        # Where the best is packed again in a hurry it may seem not to fit its own bytes.
-        others = [s for s in (cheaper, dropped) if s is not None and s.seconds < best.seconds]
-        return (held.cheapest([best, *others]) or best) if others else best
-
-    def quick(self, problem: Problem, stop: Stop) -> Schedule:
-        """The best schedule of quick strategies."""
-        rules = {"recompute_backward": self.recompute_backward, "reorder": self.reorder}
-        return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
 
 class _Search:
@@ -179,6 +161,8 @@ class _Search:
                 self._search_again()
             if self.searches.as_alone and self._in_blocks:
                 self._search_as_alone()
+            if self.searches.anew and self._in_blocks:
+                self._search_from_others()
             if self.searches.flags_as_alone:
                 self._search_flags_as_alone()
             if self.best is None:
@@ -225,7 +209,7 @@ class _Search:
         """The schedule of quick strategies, where none was known before."""
         if not self.is_begun:
             self.is_begun = True
-            quick = self.auto.quick(self.problem, self.stop)
+            quick = quick_start(self.problem, self.stop, self.options)
             self.known.append(Fact(quick, 0.0))
             self.best = self.problem.cheapest([self.best, quick], stop=self.stop)
 
@@ -305,7 +289,40 @@ class _Search:
             if self._is_enough() or until.is_over():
                 return
             options = dataclasses.replace(self._search_options(), reorder=reorder)
-            self._improve(None, until, options)
+            start = self._start_of_search(until) if self._in_blocks else None
+            self._improve(start, until, options)
+
+    def _search_from_others(self) -> None:
+        """Where a plan in blocks is costly: from others than it.
+
+        From nothing, or from an expensive schedule, a search in blocks may end far above: it fills
+        free blocks more easily than it empties full ones.
+        """
+        work = self.problem.stop(None, effort=self.auto._search_effort).work_left
+        for make in (self._evicted, self._start_of_search, self._fewest):
+            until = self.stop.with_work(work)
+            is_costly = self.best is None or self.best.overhead > COSTLY
+            if not is_costly or self._is_enough() or until.is_over():
+                return
+            start = make(until)
+            if start is not None:
+                self._improve(start, self.stop.with_work(work), self._search_options())
+
+    def _evicted(self, until: Stop) -> None:
+        """Take what the strategy `evict` finds, if it is the cheapest."""
+        evicted = Evict(seed=self.auto.seed, recompute_backward=self.auto.recompute_backward)
+        found = evicted.solve(dataclasses.replace(self.problem, time_limit=until.seconds_left))
+        self.best = self.problem.cheapest([self.best, found.schedule])
+
+    def _start_of_search(self, until: Stop) -> Schedule | None:
+        """What the strategy `search` begins with, be it over the budget."""
+        del until
+        return self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
+
+    def _fewest(self, until: Stop) -> Schedule:
+        """The schedule of least memory that takes at most an extra forward pass."""
+        part = until.share_of_work(FEWEST_SHARE)
+        return within_a_pass(self.problem, self.starts, part, self.options)
 
     def _search_often(self) -> None:
         """Short searches from nothing, every other one of which keeps the order of the ops."""
@@ -333,7 +350,7 @@ class _Search:
 
     def _starts_of_flags(self, work: float) -> Iterator[Schedule | None]:
         """The known one, of few ops nothing, and there, or where none fits, the fewest bytes."""
-        yield self.problem.cheapest(self.starts) or next(reversed(self.starts), None)
+        yield self._start_of_search(self.stop)
         if self.searches.flags_anew:
             yield None
         if (self.searches.flags_anew and not self._is_enough()) or self.best is None:

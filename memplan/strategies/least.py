@@ -66,6 +66,16 @@ def least_of_drops(
     return problem.cheapest(schedules) or best, dropped
 
 
+def lower(problem: Problem, best: Schedule, stop: Stop, options: SearchOptions) -> Schedule:
+    """``best``, or what is found in steps down from it."""
+    schedules = [best]
+    try:
+        _step_down(problem, schedules, stop, options)
+    except KeyboardInterrupt:
+        stop.end()
+    return problem.cheapest(schedules) or best
+
+
 def _step_down(
     problem: Problem, schedules: list[Schedule], stop: Stop, options: SearchOptions
 ) -> None:

@@ -21,7 +21,7 @@ from memplan.strategies.chen import ChenGreedy, ChenSqrt
 from memplan.strategies.griewank import Griewank
 from memplan.strategies.memonger import Memonger
 from memplan.strategies.spaces.sequences import Sequences
-from memplan.strategies.spaces.space import LARGE
+from memplan.strategies.spaces.space import LARGE, SearchOptions
 from memplan.util.stop import Stop
 
 # Part of little time for these schedules, where no other is known.
@@ -111,6 +111,12 @@ def quick_schedule(
     if stop.is_short_of(0.0):  # what packing each of them takes would come on top
         return min(affordable or schedules, key=Live().nbytes)
     return fewest_bytes(problem, affordable or schedules)
+
+
+def quick_start(problem: Problem, stop: Stop, options: SearchOptions) -> Schedule:
+    """The same in the part of little time that is for it, by the rules of a search."""
+    rules = {"recompute_backward": options.recompute_backward, "reorder": options.reorder}
+    return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
 
 def _cheapest(problem: Problem, schedules: list[Schedule]) -> Schedule | None:
