@@ -141,7 +141,7 @@ def _lucky_least(job: Job, strategy: str | Strategy) -> tuple[Schedule, int] | N
 def budget_error(
     job: Job, attempt: Attempt, strategy: str | Strategy, better: str = ""
 ) -> BudgetError:
-    """Why ``strategy`` found no plan, with the lowest memory that memplan can reach.
+    """Why ``strategy`` found no plan, with the least memory that memplan can reach.
 
     ``better`` is a sentence on another realisation.
     """

@@ -121,7 +121,7 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor starting the process that searches and loading the search, some
-      seconds, nor the search for the lowest total that a refusal names, which takes as long again
+      seconds, nor the search for the least total that a refusal names, which takes as long again
       at most, nor that for ``plan.alternative``, which takes a tenth at most beside tracing: by
       the last, and by loading the search, ``plan.planning_seconds`` may exceed it. A search ends
       after so much work, so that equal calls give equal plans, and a plan says if ``time_limit``
@@ -191,7 +191,7 @@ def _plan(
             assert attempt is not None  # or run would have raised the interrupt
             if attempt.plan is None:
                 better = alternative(job, attempt, net, interrupt, **options)
-                if interrupt.has_come:  # the lowest memory, which a refusal names, is more search
+                if interrupt.has_come:  # the least memory, which a refusal names, is more search
                     raise KeyboardInterrupt
                 raise refused(do, attempt, task.solver, better.text)
             remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)

@@ -310,10 +310,10 @@ def test_two_parameters_of_one_name(way: str) -> None:
 
 @pytest.mark.long
 def test_a_budget_that_nothing_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.5)
     net = conv_net()
     net.initialize(ctx=CPU)
-    with pytest.raises(BudgetError, match="lowest"):
+    with pytest.raises(BudgetError, match="least memory"):
         train_step(net, budget="1KiB")(*images(8))
 
 
