@@ -26,7 +26,7 @@ from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
 from memplan.strategies.memonger import Memonger
-from memplan.util.arguments import several_of
+from memplan.util.arguments import several_of, with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Budget = int | float | str | None
 
 
+@with_named_options
 @no_shapes_for_options
 def search_plan(
     net: Symbol,
@@ -83,6 +84,7 @@ def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: 
     return step_mib(net, shapes, type_dict)
 
 
+@with_named_options
 @no_shapes_for_options
 def plan(
     net: Symbol,
@@ -215,6 +217,7 @@ def _listed(values: Any, name: str) -> list[Any]:
     return [values] if several is None else several
 
 
+@with_named_options
 @no_shapes_for_options
 def compare(
     net: Symbol,

@@ -45,7 +45,7 @@ from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
-from memplan.util.arguments import flag
+from memplan.util.arguments import flag, with_named_options
 from memplan.util.numbers import plain, shown
 
 
@@ -83,6 +83,7 @@ class TrainStep:
 
     block, loss, keep_outputs = GivenOnce(), GivenOnce(), GivenOnce()
 
+    @with_named_options
     def __init__(
         self,
         block: mx.gluon.HybridBlock,
