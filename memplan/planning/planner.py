@@ -29,6 +29,7 @@ from memplan.strategies.memonger import Memonger
 from memplan.util.arguments import several_of, with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
+from memplan.util.numbers import plain, shown
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -65,9 +66,24 @@ def search_plan(
             f"TrainExecutor, a Gluon block by planned or TrainStep, which plan themselves"
         )
     if ntrial is not None:
+        _check_ntrial(ntrial, strategy)
         asked = Memonger(ntrial=ntrial)  # a number that cannot be used is refused
         strategy = Memonger(ntrial=max(asked.ntrial, Memonger.ntrial))
     return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol
+
+
+def _check_ntrial(ntrial: Any, strategy: Any) -> None:
+    """ArgumentError where it is rather a budget, and beside another strategy."""
+    if isinstance(plain(ntrial), str | float):
+        raise ArgumentError(
+            f"ntrial must be an integer, got {shown(ntrial)}; if that is the budget, give it "
+            f"by its name: budget={shown(ntrial)}"
+        )
+    if strategy not in ("auto", "memonger"):  # the first of which is that of no strategy
+        raise ArgumentError(
+            f"ntrial={ntrial} asks for memonger's search, and strategy={shown(strategy)} for "
+            f"another; leave one of them out"
+        )
 
 
 def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: Shape) -> int:

@@ -40,11 +40,13 @@ def several_of(values: Any) -> list[Any] | None:
 
 
 def with_named_options(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, but ArgumentError where one of its options is given without its name.
+    """``function``, but ArgumentError for an option without its name, and one that there is not.
 
-    Python's own error names neither what was given nor any option.
+    Python's own errors name no option, and not what was given without a name.
     """
     parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.name != "self"]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     options = [f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY][:EXAMPLES]
     name = function.__qualname__.removesuffix(".__init__")
@@ -58,6 +60,9 @@ def with_named_options(function: Callable[P, R]) -> Callable[P, R]:
                 f"{shown(args[len(by_place)])} besides: write which option that is"
                 f"{', as ' if options else ''}{', '.join(options)} (help({name}) has all)"
             )
+        for given in named:
+            if given not in known and not takes_any:
+                raise ArgumentError(f"{name} has no option {given!r}; it has {', '.join(known)}")
         return function(*args, **named)
 
     return wrapped

@@ -47,3 +47,25 @@ def test_an_option_without_a_name_is_refused_with_the_names(
 def test_who_asks_for_a_signature_gets_that_of_the_function() -> None:
     assert list(inspect.signature(memplan.plan).parameters)[:2] == ["net", "strategy"]
     assert list(inspect.signature(TrainStep).parameters)[:3] == ["block", "loss", "budget"]
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (
+            lambda: memplan.compare(NET, budget="60%", data=(2, 3)),
+            r"compare has no option 'budget'",
+        ),
+        (lambda: memplan.compare(NET, strategy="auto", data=(2, 3)), r"it has strategies, budgets"),
+        (
+            lambda: memplan.frontier(NET, budget=0.5, data=(2, 3)),
+            r"frontier has no option 'budget'",
+        ),
+        (lambda: memplan.plan(NET, budgt="60%", data=(2, 3)), r"'budgt'; it has strategy, budget,"),
+        (lambda: memplan.search_plan(NET, "60%"), r"if that is the budget.*: budget='60%'"),
+        (lambda: memplan.search_plan(NET, 6, strategy="store_all"), r"leave one of them out"),
+    ],
+)
+def test_an_option_that_there_is_not_is_no_shape(run: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        run()
