@@ -226,6 +226,11 @@ def with_costs(
     return graph.with_seconds([seconds[op.signature] for op in graph.ops])
 
 
+def check_costs(costs: Costs) -> None:
+    """ArgumentError for what are no costs, and for a roofline that there is not."""
+    _resolve(costs)
+
+
 def _resolve(costs: Costs) -> Roofline | CostTable:
     if isinstance(costs, Roofline):
         return costs

@@ -38,6 +38,7 @@ class Evict:
         """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
+        problem.space.prepare()
         stop = problem.stop(self.time_limit, effort=1.0)
         if problem.budget_nbytes is None:
             most_seconds = problem.most_seconds

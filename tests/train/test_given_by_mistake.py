@@ -58,3 +58,21 @@ def test_a_loss_that_was_not_recorded_is_refused_without_mxnets_sources(loss: An
     with pytest.raises(ArgumentError, match=r"under autograd\.record\(\)") as caught:
         trained.backward(detached if isinstance(loss, str) else loss)
     assert "imperative.cc" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda **o: step(**o), lambda **o: Module(NET, **o)])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("time_limit", 0, "time_limit must be a positive"),
+        ("time_limit", float("nan"), "time_limit must be a positive"),
+        ("reserve", "lots", "the reserve 'lots' cannot be used"),
+        ("costs", "nope", "costs must be a Roofline"),
+        ("costs", "roofline:nope", "there is no roofline 'nope'"),
+    ],
+)
+def test_options_are_looked_at_before_the_first_step(
+    make: Callable[..., Any], option: str, value: Any, said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        make(**{option: value})
