@@ -31,6 +31,9 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*", re.ASCII)
 
 _MAX_DIGITS = 40
 
+# What is written for the least memory by who does not know how to ask for that.
+_LEAST = ("least", "lowest", "min", "minimum", "none")
+
 # How every error of parse_budget ends.
 ACCEPTED = (
     "a budget is a whole number of bytes (4294967296), a string with a unit of bytes ('4GiB', "
@@ -90,6 +93,8 @@ def is_no_byte(text: str) -> bool:
 
 def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     match = _QUANTITY.fullmatch(text)
+    if match is None and text.strip().lower() in _LEAST:
+        raise _error(text, "the least memory is that of no budget (None; 'least' for a command)")
     if match is None:
         raise _error(text)
     if len(match[1]) > _MAX_DIGITS:
