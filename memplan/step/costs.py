@@ -12,7 +12,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError, CostError
 from memplan.step.graph import UPDATE, Op, TrainingGraph
-from memplan.util.files import damage, read_json, write_text
+from memplan.util.files import damage, read_json, unwritten, write_text
 from memplan.util.numbers import is_finite, is_whole, plain, shown
 
 FORMAT = "memplan.costs/1"
@@ -147,7 +147,9 @@ class CostTable:
         try:
             write_text(path, self.to_json())
         except (OSError, TypeError, ValueError) as error:
-            raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
+            raise CostError(
+                f"the costs cannot be written to {str(path)!r}: {unwritten(error)}"
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostTable:
