@@ -129,7 +129,7 @@ def _bytes(budget: int | str) -> int:
     try:
         return parse_budget(budget, 0) or 0
     except ArgumentError as error:
-        refusal = str(error).removesuffix(f"; {ACCEPTED}")
+        refusal, *_ = str(error).split(f"; {ACCEPTED}")  # of what plans at a budget take
         raise ArgumentError(f"{refusal}; {accepted}") from None
 
 
