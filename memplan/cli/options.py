@@ -60,7 +60,7 @@ def _request(text: str) -> str:
 def parse_budget(text: str) -> str | float | None:
     """The budget that ``text`` is: "0.6" a share, "least" none, all else as it is."""
     text = text.strip()
-    if text == "least":
+    if text.lower() == "least":
         return None
     return float(text) if re.fullmatch(r"0?\.[0-9]+|1\.0*", text) else text
 

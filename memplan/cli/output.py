@@ -177,16 +177,19 @@ def attempt_figures(attempt: Attempt) -> dict[str, Any]:
     return dict(zip(COLUMNS, figures(attempt), strict=True))
 
 
+_NO_FOLDER = "its folder is missing; make that first"
+
+
 def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> None:
     """ArgumentError for an output over an input or another output; OutputError for no folder.
 
     Said before the work, not after it.
     """
-    # Not by Path.resolve, which raises for links that lead to themselves.
-    sources = {Path(os.path.realpath(path)) for path in inputs}
+    named = [path for path in outputs if path is not None]
+    sources = {_place(path) for path in (inputs if named else ())}
     targets: set[Path] = set()
-    for output in (path for path in outputs if path is not None):
-        place = Path(os.path.realpath(output))
+    for output in named:
+        place = _place(output)
         if place in sources:
             raise ArgumentError(f"{str(output)!r} is read by this command; write to another file")
         if place in targets:
@@ -200,10 +203,24 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path]) -> Non
         except OSError as error:  # such as too long a name
             raise OutputError(f"{str(output)!r} cannot be written: {error.strerror}") from error
         if not all(os.access(path, os.W_OK) for path in places):
-            raise OutputError(
-                f"{str(output)!r} cannot be written: it is read-only, or its folder is, or missing"
-            )
+            is_there = place.parent.exists()
+            reason = "it is read-only, or its folder is" if is_there else _NO_FOLDER
+            raise OutputError(f"{str(output)!r} cannot be written: {reason}")
         targets.add(place)
+
+
+def _place(path: Path) -> Path:
+    """Where ``path`` leads; OutputError for one from a folder that has been deleted.
+
+    Not by Path.resolve, which raises for links that lead to themselves.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except FileNotFoundError as error:  # a name alone is one in the folder of the process
+        raise OutputError(
+            f"{str(path)!r} cannot be written or read: the folder in which this runs is gone; "
+            f"change to one that is there"
+        ) from error
 
 
 def write(path: Path, text: str) -> None:

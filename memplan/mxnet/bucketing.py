@@ -10,6 +10,7 @@ import mxnet as mx
 
 from memplan.errors import MemplanError
 from memplan.mxnet.module import Module
+from memplan.mxnet.train.modules.arguments import check_by_place
 from memplan.mxnet.train.modules.bound_before import BoundBefore
 from memplan.mxnet.train.modules.contexts import contexts_of
 from memplan.mxnet.train.modules.plans import planner_of_steps
@@ -17,6 +18,7 @@ from memplan.mxnet.train.updates import refusal_of_module
 from memplan.planning.plan import Plan
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
+from memplan.util.arguments import with_named_options
 
 SymGen = Callable[[Any], tuple[mx.sym.Symbol, Sequence[str], Sequence[str]]]
 
@@ -47,6 +49,7 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
     _curr_module: Any
     _curr_bucket_key: Any
 
+    @with_named_options
     def __init__(
         self,
         sym_gen: SymGen,
@@ -69,6 +72,7 @@ class BucketingModule(mx.mod.BucketingModule):  # type: ignore[misc]
         plan: Plan | None = None,
         unseen: str = "plan",
     ) -> None:
+        check_by_place(logger=logger)
         self._of_each: dict[str, Any] = {
             "logger": logger,
             "context": contexts_of(context),

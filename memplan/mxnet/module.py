@@ -12,6 +12,7 @@ from typing import Any
 import mxnet as mx
 
 from memplan.errors import ArgumentError, MemplanError
+from memplan.mxnet.train.modules.arguments import check_by_place
 from memplan.mxnet.train.modules.binder import Binder
 from memplan.mxnet.train.modules.bound_before import BoundBefore
 from memplan.mxnet.train.modules.contexts import contexts_of
@@ -25,6 +26,7 @@ from memplan.planning.realisation import why_not_packed
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
+from memplan.util.arguments import with_named_options
 
 # What a bind sets.
 _BOUND = (
@@ -65,6 +67,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
     _data_shapes: Any
     _label_shapes: Any
 
+    @with_named_options
     def __init__(
         self,
         symbol: mx.sym.Symbol,
@@ -89,6 +92,7 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         unseen: str = "plan",
     ) -> None:
         _check_symbol(symbol)
+        check_by_place(data_names=data_names, logger=logger)
         super().__init__(
             symbol,
             data_names=data_names,

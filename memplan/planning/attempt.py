@@ -141,7 +141,7 @@ def _lucky_least(job: Job, strategy: str | Strategy) -> tuple[Schedule, int] | N
 def budget_error(
     job: Job, attempt: Attempt, strategy: str | Strategy, better: str = ""
 ) -> BudgetError:
-    """Why ``strategy`` found no plan, with the lowest memory that memplan can reach.
+    """Why ``strategy`` found no plan, with the least memory that memplan can reach.
 
     ``better`` is a sentence on another realisation.
     """
@@ -181,9 +181,11 @@ class _Trial:
         limit = self.problem.budget_nbytes
         if limit is not None and limit < moments_of(self.job, self.solver).floor.nbytes:
             return Outcome(Status.INFEASIBLE), None
-        takes_start = "start" in options_of(self.solver)
-        if takes_start:
+        options = options_of(self.solver)
+        takes_start = "start" in options
+        if takes_start or "seed" in options:  # what draws at random is compiled
             self._prepare()
+        if takes_start:
             quick = self.problem.memory.executed(self._start(limit))
             self.problem = dataclasses.replace(self.problem, start=quick)
             if limit is not None and self.problem.memory.is_within(quick, limit):

@@ -33,6 +33,7 @@ from memplan.strategies.base import (
     Strategy,
     check_overhead,
 )
+from memplan.util.arguments import with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import ACCEPTED, format_nbytes, is_share, parse_budget
 from memplan.util.numbers import is_finite, plain, shown
@@ -61,6 +62,7 @@ FIRST_SHARE = 0.1
 BOUND_EFFORT = 0.25
 
 
+@with_named_options
 @no_shapes_for_options
 def max_batch_size(
     net: Symbol,
@@ -127,7 +129,7 @@ def _bytes(budget: int | str) -> int:
     try:
         return parse_budget(budget, 0) or 0
     except ArgumentError as error:
-        refusal = str(error).removesuffix(f"; {ACCEPTED}")
+        refusal, *_ = str(error).split(f"; {ACCEPTED}")  # of what plans at a budget take
         raise ArgumentError(f"{refusal}; {accepted}") from None
 
 

@@ -90,10 +90,11 @@ class Beside:
         states = 0 if optimizer is None else optimizer_nbytes(traced, optimizer)
         if optimizer is not None and source != NOT_COUNTED:
             workspace += update_nbytes(traced, optimizer)  # profiles update by one operator each
-        return cls(_parse_reserve(reserve), states, workspace, source, of_run, layouts, temporary)
+        return cls(parse_reserve(reserve), states, workspace, source, of_run, layouts, temporary)
 
 
-def _parse_reserve(reserve: int | str | None) -> int:
+def parse_reserve(reserve: int | str | None) -> int:
+    """The bytes that a ``reserve`` stands for; ArgumentError for one that cannot be used."""
     number = plain(reserve)
     if reserve is None or (isinstance(number, int | float) and number == 0):
         return 0

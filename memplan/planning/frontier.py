@@ -22,7 +22,7 @@ from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
 from memplan.strategies import Strategy, configured, create, options_of
-from memplan.util.arguments import several_of
+from memplan.util.arguments import several_of, with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
 from memplan.util.numbers import plain, shown
@@ -104,6 +104,7 @@ def plans_of(plans: Plans) -> list[Plan]:
     return result
 
 
+@with_named_options
 @no_shapes_for_options
 def frontier(
     net: Symbol,

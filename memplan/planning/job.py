@@ -116,7 +116,9 @@ class Job:
         ``stock`` is the job of the first realisation, if there is one of the same net and options.
         """
         time_limit, max_overhead = plain(time_limit), plain(max_overhead)
-        _check_options(time_limit, ctx)
+        check_time_limit(time_limit)
+        if ctx is not None:
+            check_is_context(ctx)
         realisation = suited(realisation, [] if ctx is None else [ctx])
         if realisation != AUTO:
             load(realisation).check_context(ctx)
@@ -266,13 +268,12 @@ class Job:
         return self._leasts[solvers]
 
 
-def _check_options(time_limit: float, ctx: Context | None) -> None:
+def check_time_limit(time_limit: Any) -> None:
+    """ArgumentError for what is no number of seconds to plan in."""
     if not is_amount(time_limit) or not time_limit:
         raise ArgumentError(
             f"time_limit must be a positive number of seconds, got {shown(time_limit)}"
         )
-    if ctx is not None:
-        check_is_context(ctx)
 
 
 # What is no input of the network where inputs and options are given together.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.planning.plan import Footprint
 from memplan.planning.realised import realise
 from memplan.planning.without_budget import schedule_without_budget
-from memplan.search.evicted_lowest import lowest
+from memplan.search.evicted_least import evicted_least
 from memplan.step.schedule import Schedule
 from memplan.strategies import Problem, Strategy
 from memplan.strategies.quick import candidates, fewest_bytes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What part of the time limit the first search for the least memory that can be reached takes at
 # most, before the one that a plan without a budget makes, and how many seconds.
 LEAST_SHARE = 0.5
-LOWEST_SECONDS = 30.0
+SEARCH_SECONDS = 30.0
 
 # A search for the least memory of up to this many ops in blocks takes a second, and is made again
 # from what it finds, up to so often, until that gets no lower: the least of an explicit U-Net was
@@ -82,7 +82,7 @@ class LeastSearch:
         best, by = job.memory.executed(self._quick_least(problem, limited, first)), solvers[0]
         on_the_way: list[Schedule] = []
         if not self.is_large:
-            best = self._lowest_from(best, problem, limited, first)
+            best = self._least_from(best, problem, limited, first)
         for solver in solvers:
             if interrupt.has_come:
                 break
@@ -93,12 +93,12 @@ class LeastSearch:
                 continue
             best, by = lower, solver
             if not (self.is_large or interrupt.has_come):
-                best = self._lowest_from(best, problem, limited, stop)
+                best = self._least_from(best, problem, limited, stop)
         is_cut = stop.cut_by_clock or interrupt.has_come
-        lowest = limited.cheapest([best, *job.known]) or best
-        footprint = realise(job, lowest).footprint
+        fewest = limited.cheapest([best, *job.known]) or best
+        footprint = realise(job, fewest).footprint
         cheaper = tuple(s for s in on_the_way if s.seconds < best.seconds)
-        return Least(lowest, footprint, best, by, is_cut, interrupt.has_come, cheaper)
+        return Least(fewest, footprint, best, by, is_cut, interrupt.has_come, cheaper)
 
     def _quick_least(self, problem: Problem, limited: Problem, stop: Stop) -> Schedule:
         """The schedule of quick strategies that takes the fewest bytes."""
@@ -106,19 +106,19 @@ class LeastSearch:
         is_large, most_seconds = self.is_large, limited.most_seconds
         if is_large:
             until = Stop(stop.deadline, work=LARGE_WORK, part_of=stop)
-            schedules.append(lowest(self.job.graph, until, most_seconds=most_seconds))
+            schedules.append(evicted_least(self.job.graph, until, most_seconds=most_seconds))
         return fewest_bytes(
             problem, [s for s in schedules if s.seconds <= most_seconds], by_live=is_large
         )
 
-    def _lowest_from(
+    def _least_from(
         self, schedule: Schedule, problem: Problem, limited: Problem, stop: Stop
     ) -> Schedule:
         """What searches for less memory make of ``schedule``, within the seconds of ``limited``."""
         memory, nops = self.job.memory, len(self.job.graph.ops)
         is_repeated = nops <= REPEATED_UP_TO and problem.memory.match_ranges
         for seed in range(MOST_SEARCHES if is_repeated else 1):
-            seconds = min(max(0.1, stop.seconds_left), LOWEST_SECONDS)
+            seconds = min(max(0.1, stop.seconds_left), SEARCH_SECONDS)
             search = Search(rounds=1, time_limit=seconds, start=schedule, seed=seed)
             outcome = search.solve(problem)
             if outcome.cut_by_clock:

@@ -26,9 +26,10 @@ from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy, configured, create
 from memplan.strategies.memonger import Memonger
-from memplan.util.arguments import several_of
+from memplan.util.arguments import several_of, with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import parse_budget
+from memplan.util.numbers import plain, shown
 
 if TYPE_CHECKING:
     from memplan.mxnet.trace.arguments import GradReq
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 Budget = int | float | str | None
 
 
+@with_named_options
 @no_shapes_for_options
 def search_plan(
     net: Symbol,
@@ -64,9 +66,24 @@ def search_plan(
             f"TrainExecutor, a Gluon block by planned or TrainStep, which plan themselves"
         )
     if ntrial is not None:
+        _check_ntrial(ntrial, strategy)
         asked = Memonger(ntrial=ntrial)  # a number that cannot be used is refused
         strategy = Memonger(ntrial=max(asked.ntrial, Memonger.ntrial))
     return plan(net, strategy=strategy, budget=budget, type_dict=type_dict, **options).symbol
+
+
+def _check_ntrial(ntrial: Any, strategy: Any) -> None:
+    """ArgumentError where it is rather a budget, and beside another strategy."""
+    if isinstance(plain(ntrial), str | float):
+        raise ArgumentError(
+            f"ntrial must be an integer, got {shown(ntrial)}; if that is the budget, give it "
+            f"by its name: budget={shown(ntrial)}"
+        )
+    if strategy not in ("auto", "memonger"):  # the first of which is that of no strategy
+        raise ArgumentError(
+            f"ntrial={ntrial} asks for memonger's search, and strategy={shown(strategy)} for "
+            f"another; leave one of them out"
+        )
 
 
 def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: Shape) -> int:
@@ -83,6 +100,7 @@ def get_cost(net: Symbol, type_dict: Mapping[str, Any] | None = None, **shapes: 
     return step_mib(net, shapes, type_dict)
 
 
+@with_named_options
 @no_shapes_for_options
 def plan(
     net: Symbol,
@@ -121,7 +139,7 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor starting the process that searches and loading the search, some
-      seconds, nor the search for the lowest total that a refusal names, which takes as long again
+      seconds, nor the search for the least total that a refusal names, which takes as long again
       at most, nor that for ``plan.alternative``, which takes a tenth at most beside tracing: by
       the last, and by loading the search, ``plan.planning_seconds`` may exceed it. A search ends
       after so much work, so that equal calls give equal plans, and a plan says if ``time_limit``
@@ -191,7 +209,7 @@ def _plan(
             assert attempt is not None  # or run would have raised the interrupt
             if attempt.plan is None:
                 better = alternative(job, attempt, net, interrupt, **options)
-                if interrupt.has_come:  # the lowest memory, which a refusal names, is more search
+                if interrupt.has_come:  # the least memory, which a refusal names, is more search
                     raise KeyboardInterrupt
                 raise refused(do, attempt, task.solver, better.text)
             remember(attempt.plan.schedule, attempt.plan.allocated_nbytes)
@@ -215,6 +233,7 @@ def _listed(values: Any, name: str) -> list[Any]:
     return [values] if several is None else several
 
 
+@with_named_options
 @no_shapes_for_options
 def compare(
     net: Symbol,

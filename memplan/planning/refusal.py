@@ -28,9 +28,9 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     is a sentence on another realisation, or empty.
     """
     graph, max_overhead = job.graph, job.max_overhead
-    lowest = least.footprint.total_nbytes
+    least_nbytes = least.footprint.total_nbytes
     says_proved = attempt.status is Status.INFEASIBLE
-    is_disproved = lowest <= (attempt.budget_nbytes or 0) and not attempt.in_order
+    is_disproved = least_nbytes <= (attempt.budget_nbytes or 0) and not attempt.in_order
     is_proved = says_proved and not is_disproved
     budget_nbytes, held_nbytes = attempt.budget_nbytes, graph.fixed_nbytes + job.beside.nbytes
     kind = IN_ORDER if attempt.in_order else "plan"
@@ -61,14 +61,14 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
         # For a budget a plan may take more time than without one.
         advice = "Name a budget, or t" if max_overhead is None else "Raise max_overhead, or t"
         sentences.append(f"{'T' if max_overhead == math.inf else advice}ake strategy='auto'")
-    elif lowest <= budget_nbytes:
+    elif least_nbytes <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:
         sentences.append("Raise the budget, or lower the batch size")
         is_auto = attempt.strategy.partition(":")[0] in ("auto", "Auto")
         if isinstance(least.solver, Auto) and not is_auto:
-            sentences.append("At that lowest strategy='auto' plans; others may not")
-    return BudgetError(". ".join(sentences), proved=is_proved, lowest_nbytes=lowest)
+            sentences.append("At that least memory strategy='auto' plans; others may not")
+    return BudgetError(". ".join(sentences), proved=is_proved, lowest_nbytes=least_nbytes)
 
 
 def _beside(job: Job) -> str:
@@ -106,18 +106,18 @@ def _reached(job: Job, least: Least) -> str:
         size += f" at no more than {1 + MOST_OVERHEAD:.0f} times the step's time"
     alive = [(tensor.tensor, tensor.nbytes) for tensor in at_peak(schedule)]
     if not alive:
-        return f"The lowest that memplan reaches is {size}"
+        return f"The least memory that memplan reaches is {size}"
     op = schedule.ops[simulate(schedule).peak_step]
     holder = "memplan's array takes" if job.realisation.in_one_array else "MXNet allocates"
     return (
-        f"The lowest that memplan reaches is {size}: while {_op(schedule.graph, op)} runs, "
+        f"The least memory that memplan reaches is {size}: while {_op(schedule.graph, op)} runs, "
         f"{format_nbytes(footprint.peak_nbytes)} are alive, {_listed(alive)}; {holder} "
         f"{format_nbytes(footprint.allocated_nbytes)} for them"
     )
 
 
 def _how_sure(least: Least) -> list[str]:
-    """Whether another process may find another lowest."""
+    """Whether another process may reach other bytes."""
     if least.is_remembered:
         return [
             "An earlier plan of this process takes these bytes; another process may find a little "

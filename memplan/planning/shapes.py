@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Any
 from memplan.errors import ArgumentError
 from memplan.planning.apart import Do, apart
 from memplan.planning.attempt import plan_of, refused, try_strategy
+from memplan.planning.beside import parse_reserve
 from memplan.planning.counted_before import CountedBefore
-from memplan.planning.job import Job
+from memplan.planning.job import Job, check_time_limit
 from memplan.planning.known import remember
 from memplan.planning.plan import Attempt, Plan
 from memplan.planning.realisation import Context, Symbol, usable
 from memplan.planning.realised import realise
 from memplan.planning.transfer import mended, transferred
-from memplan.step.costs import Costs, table_of
+from memplan.step.costs import Costs, check_costs, table_of
 from memplan.step.schedule import Schedule
 from memplan.strategies import Outcome, Problem, Status, Strategy, create, name_of, options_of
 from memplan.strategies.auto import Auto
 from memplan.strategies.search import Search
 from memplan.strategies.spaces.space import SearchOptions
 from memplan.util.nbytes import MAX_NBYTES, format_nbytes, is_share, parse_budget
-from memplan.util.numbers import shown
+from memplan.util.numbers import plain, shown
 from memplan.util.stop import Stop
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ class ShapePlanner:
     Without one, the first plan has the least memory, and the others may hold as much as the
     largest; so may they where a share of their own step is too little.
 
-    Raises ArgumentError for another ``unseen``, for what is no ``budget``, and for a ``strategy``
-    that there is not, or that makes no plans for ``realisation``.
+    Raises ArgumentError for another ``unseen``, for what is no ``budget``, ``time_limit``,
+    ``reserve`` or ``costs``, and for a ``strategy`` that there is not, or that makes no plans for
+    ``realisation``.
     """
 
     def __init__(
@@ -107,7 +109,11 @@ class ShapePlanner:
         parse_budget(budget, MAX_NBYTES)  # of no step as yet: what is none is an error at once
         create(strategy, realisation=usable(realisation))  # now, though a given plan needs none
         self.budget, self.strategy, self.realisation = budget, strategy, realisation
+        check_time_limit(plain(time_limit))
+        parse_reserve(reserve)
         table = table_of(costs)  # now, as the process may be in another folder at a later shape
+        if table is None and costs is not None:
+            check_costs(costs)
         self._options = {
             "time_limit": time_limit,
             "costs": costs if table is None else table,

@@ -26,23 +26,29 @@ from memplan.util.stop import Stop
 # of 40 two thirds, of 60 a quarter, of 80 none.
 MOST_OPS, STATES = 64, 60_000
 
-# A state may be made in several ways: so many choices are looked at, in times the states. A state
-# is compared with so many others: with all of thousands, that took most of the time.
+# A choice is an op that runs next and what is dropped for it. Many lead to a state that is known,
+# so a search ends as well after this many times as many choices as it may make states. A state is
+# compared with this many others at most: with thousands, that took most of the time.
 CHOICES, COMPARED = 20, 500
 
-# Of an op that may write over more buffers than this, it is not asked which of them die there.
+# A giver is a buffer that an op may write over if it dies there. Of an op with more of them that
+# are read later, it is not tried which are given up: all count as written over, and as staying.
 MOST_GIVERS = 4
 
-# A bound is told when it has risen by this part of the step, and the clock is read as often as
-# so many choices are looked at.
+# A bound is told when it has risen by this part of the step's seconds, and the clock is read once
+# in this many choices.
 RISE, LOOK = 0.001, 256
 
-# An op that has run, and before it others.
+# The last op that has run, and the way before it.
 Way = tuple[int, "Way"] | None
 
 
 class ExactSearch:
-    """The open states, the lowest first, and for each set of ops that have run what was held."""
+    """The open states, that of the lowest bound first; by ops that have run, what was held.
+
+    A state is two masks: ``done``, the ops that have run, and ``held``, the tensors in memory. Its
+    cost is in the ``units`` of :class:`memplan.programs.exact_step.ExactStep`.
+    """
 
     def __init__(
         self, graph: TrainingGraph, budget_nbytes: int, *, recompute_backward: bool = False
@@ -50,9 +56,11 @@ class ExactSearch:
         self.graph, self.budget_nbytes = graph, budget_nbytes
         self.step = ExactStep(graph, recompute_backward=recompute_backward)
         self.nstates = self.nchoices = 0
-        # By the ops that have run: what is held, at what cost; and what was looked at.
+        # By ``done``: the least cost of each ``held`` that was made, and (held, cost) of those that
+        # were looked at.
         self.best: dict[int, dict[int, int]] = {}
         self.seen: dict[int, list[tuple[int, int]]] = {}
+        # A heap of (bound, minus how many ops have run, number, cost, done, held, way).
         self.open: list[tuple[int, int, int, int, int, int, Way]] = []
         self._enter(0, 0, 0, None)
 
@@ -91,8 +99,8 @@ class ExactSearch:
         """The bound, and the schedule of a way to the end if that is one within the budget."""
         seconds, ops = units * self.step.unit_seconds, []
         while way is not None:
-            ops.append(way[0])
-            way = way[1]
+            op, way = way
+            ops.append(op)
         if not ops:
             return Fact(None, seconds)
         schedule = Schedule.sequence(self.graph, reversed(ops))
@@ -113,9 +121,9 @@ class ExactSearch:
         heapq.heappush(self.open, entry)
 
     def _is_worse(self, units: int, done: int, held: int) -> bool:
-        """Is a state known that has run the same and holds all of it for no more?
+        """Is a state known that has run the same ops, and holds all that this does, for no more?
 
-        Only the first ones that were looked at are compared.
+        It is compared with the first that were looked at, and is one of them from now on.
         """
         if self.best[done][held] < units:
             return True
@@ -130,7 +138,8 @@ class ExactSearch:
     def _expand(self, units: int, done: int, held: int, way: Way) -> Iterator[None]:
         """Enter what can follow: each op that can run, after each choice of drops that it needs.
 
-        Choice by choice, for of n equal tensors there are nearly 2**n.
+        It yields behind each choice, for the search to end there: of n equal tensors there are
+        nearly 2**n.
         """
         runs = list(self._runs(done, held))
         for k, over in runs:

@@ -35,9 +35,9 @@ def mask_of(places: Iterable[int]) -> int:
 class After:
     """What holds once certain ops have run.
 
-    ``useful`` are the tensors that may be read yet, ``stuck`` those that will be and cannot be
-    computed again, ``needed`` those that are written and will be read by an op that has not run,
-    or at the end.
+    ``useful`` are the tensors that may be read yet. ``needed`` are those that are written and will
+    be read by an op that has not run, or at the end; ``stuck`` are those of them that cannot be
+    computed again. ``units_to_come`` is what the ops take that have not run.
     """
 
     useful: int
@@ -69,10 +69,10 @@ class ExactStep:
     def __init__(self, graph: TrainingGraph, *, recompute_backward: bool) -> None:
         self.graph = graph
         self.unit_seconds = graph.seconds / 2**40 or 1.0
-        buffers, again = Buffers(graph), repeatable(graph, backward=recompute_backward)
+        buffers, is_repeatable = Buffers(graph), repeatable(graph, backward=recompute_backward)
         sized = mask_of(a for a, tensor in enumerate(graph.tensors) if tensor.nbytes)
         self.calls = [
-            _call(graph, k, buffers, sized, again[k], self.unit_seconds)
+            _call(graph, k, buffers, sized, is_repeatable[k], self.unit_seconds)
             for k in range(len(graph.ops))
         ]
         self.members = [mask_of(tensors) for _, tensors in buffers.classes]
@@ -80,7 +80,7 @@ class ExactStep:
         self.nbytes_by_mask = dict(zip(self.members, self.nbytes_of, strict=True))
         self.heads = mask_of(graph.heads) & sized
         self.every_op = (1 << len(graph.ops)) - 1
-        self.once = mask_of(a for a, p in enumerate(graph.producer) if not again[p]) & sized
+        self.once = mask_of(a for a, p in enumerate(graph.producer) if not is_repeatable[p]) & sized
         # Buffers of what is computed once: the ops that write them.
         self.once_writers = {
             mask: mask_of(graph.producer[a] for a in bits(mask))
@@ -111,10 +111,10 @@ class ExactStep:
         """What holds once the ops ``done`` have run."""
         known = self._after.get(done)
         if known is None:
-            known = self._after[done] = self._found(done)
+            known = self._after[done] = self._compute_after(done)
         return known
 
-    def _found(self, done: int) -> After:
+    def _compute_after(self, done: int) -> After:
         useful = needed = self.heads
         written = units = 0
         for k in range(len(self.calls) - 1, -1, -1):
@@ -131,21 +131,16 @@ class ExactStep:
         return After(useful, needed & self.once, needed, units)
 
     def units_left(self, done: int, held: int) -> int | None:
-        """What every way from here to the end takes at least; None if there is no way.
+        """The units that every way from here to the end takes at least; None if there is no way.
 
         Each op that has not run must. What will be read and is not held is computed again, and so
         is what that reads, if it is not held.
         """
         after = self.after(done)
-        missing, units, calls, producer = (
-            after.needed & ~held,
-            after.units_to_come,
-            self.calls,
-            self.graph.producer,
-        )
         if after.stuck & ~held:
             return None
-        written = 0
+        missing, units, written = after.needed & ~held, after.units_to_come, 0
+        calls, producer = self.calls, self.graph.producer
         while missing:
             call = calls[producer[(missing & -missing).bit_length() - 1]]
             if not call.repeatable:
@@ -161,7 +156,7 @@ def _call(
     k: int,
     buffers: Buffers,
     sized: int,
-    again: bool,
+    is_repeatable: bool,
     unit_seconds: float,
 ) -> Call:
     op = graph.ops[k]
@@ -174,7 +169,7 @@ def _call(
         mask_of(op.outputs) & sized,
         mask_of(graph.dependencies[k]),
         int(op.seconds / unit_seconds),
-        again,
+        is_repeatable,
         takeovers,
         tuple(dict.fromkeys(mask for _, masks in takeovers for mask in masks)),
     )

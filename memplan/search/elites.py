@@ -113,6 +113,7 @@ class Elites:
             self.add(found)
 
     def add(self, best: Best) -> None:
+        """Keep a copy of ``best`` as an elite, if it is cheap enough and none takes as long."""
         seconds, equal = float(best.figures[BEST_SECONDS]), EQUAL * self.search.unit
         if any(abs(elite.seconds - seconds) <= equal for elite in self.members):
             return

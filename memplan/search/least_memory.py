@@ -15,20 +15,20 @@ GREEDY_STEP, SHRINK = 0.9, 0.002
 CHEAPEN_SHARE = 0.25
 
 
-def lowest(search: Rounds, rounds: int | None) -> None:
+def least_memory(search: Rounds, rounds: int | None) -> None:
     """Look for the sequence with the least memory, and leave time to make it cheaper."""
     stop = search.stop.share_of_work(1.0 - CHEAPEN_SHARE)
     search.offer(search.unplanned, None)
     search.offer(search.first, None)
-    _lowest_greedy(search, search.stop.share_of_work(GREEDY_SHARE))
+    _least_greedy(search, search.stop.share_of_work(GREEDY_SHARE))
     if search.match_ranges:
-        sequence = _lowest_live(search, rounds, search.stop.share_of_work(LIVE_TIME_SHARE))
+        sequence = _least_live(search, rounds, search.stop.share_of_work(LIVE_TIME_SHARE))
         _fewest_blocks(search, sequence, rounds, stop)
     else:
-        _lowest_live(search, rounds, stop)
+        _least_live(search, rounds, stop)
 
 
-def _lowest_greedy(search: Rounds, stop: Stop) -> None:
+def _least_greedy(search: Rounds, stop: Stop) -> None:
     """Greedy plans, each with less memory than the one before."""
     budget = search.live_peak(search.first)
     while budget and not stop.is_over():
@@ -39,8 +39,8 @@ def _lowest_greedy(search: Rounds, stop: Stop) -> None:
         search.offer(greedy, None)
 
 
-def _lowest_live(search: Rounds, rounds: int | None, stop: Stop) -> Array:
-    """Rounds that lower the peak of live bytes further and further; the lowest."""
+def _least_live(search: Rounds, rounds: int | None, stop: Stop) -> Array:
+    """Rounds that lower the peak of live bytes further and further; what takes least."""
     found = search.nothing()
     sequence = best_sequence(search.found)
     found.sequence[: len(sequence)] = sequence
@@ -56,11 +56,11 @@ def _lowest_live(search: Rounds, rounds: int | None, stop: Stop) -> Array:
     return best_sequence(found)
 
 
-def _fewest_blocks(search: Rounds, lowest_live: Array, rounds: int | None, stop: Stop) -> None:
+def _fewest_blocks(search: Rounds, least_live: Array, rounds: int | None, stop: Stop) -> None:
     """Rounds in which the bytes of blocks count; the first from the lowest peak of live bytes."""
     for done, kind in enumerate(rounds_to_make(rounds)):
         if stop.is_over():
             break
         kind = kind._replace(from_best=kind.from_best and done > 0)
-        sequence = search.start_of(kind, search.found) if kind.from_best else lowest_live
+        sequence = search.start_of(kind, search.found) if kind.from_best else least_live
         search.fewest(kind, sequence, stop)

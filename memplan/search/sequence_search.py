@@ -19,7 +19,7 @@ from memplan.search.chain import compile_chain
 from memplan.search.elites import IMPROVED, Elites
 from memplan.search.kernels.annealing import BEST_LENGTH, BEST_NBYTES, BEST_SECONDS
 from memplan.search.kernels.replay import UNLIMITED
-from memplan.search.least_memory import lowest
+from memplan.search.least_memory import least_memory
 from memplan.search.mending import mend
 from memplan.search.online import compile_online
 from memplan.search.round_kinds import ANNEALING_ROUNDS, Round, rounds_to_make
@@ -114,7 +114,7 @@ def search(
         for start in starts:
             found.start_from(start, budget_nbytes)
         if budget_nbytes is None:
-            lowest(found, rounds)
+            least_memory(found, rounds)
             cheapest(found, int(found.found.figures[BEST_NBYTES]), rounds)
         else:
             cheapest(found, budget_nbytes, rounds)

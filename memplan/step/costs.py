@@ -12,7 +12,7 @@ from typing import Any
 
 from memplan.errors import ArgumentError, CostError
 from memplan.step.graph import UPDATE, Op, TrainingGraph
-from memplan.util.files import damage, read_json, write_text
+from memplan.util.files import damage, read_json, unwritten, write_text
 from memplan.util.numbers import is_finite, is_whole, plain, shown
 
 FORMAT = "memplan.costs/1"
@@ -147,7 +147,9 @@ class CostTable:
         try:
             write_text(path, self.to_json())
         except (OSError, TypeError, ValueError) as error:
-            raise CostError(f"the costs cannot be written to {str(path)!r}: {error}") from error
+            raise CostError(
+                f"the costs cannot be written to {str(path)!r}: {unwritten(error)}"
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostTable:
@@ -224,6 +226,11 @@ def with_costs(
             f"and grad_req, with {how_to_profile(realisation)}"
         )
     return graph.with_seconds([seconds[op.signature] for op in graph.ops])
+
+
+def check_costs(costs: Costs) -> None:
+    """ArgumentError for what are no costs, and for a roofline that there is not."""
+    _resolve(costs)
 
 
 def _resolve(costs: Costs) -> Roofline | CostTable:

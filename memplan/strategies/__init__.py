@@ -127,8 +127,8 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
     """The strategy of this name, with ``options`` as fields; a strategy is returned as it is.
 
     Options may stand behind the name as well: "chen_greedy:linear:ntrial=12". ArgumentError for a
-    name or an option that there is not, for what is no strategy, and, with ``realisation``, for one
-    that finds no schedules for it.
+    name or an option that there is not, for options beside what is a strategy already, for what is
+    none, and, with ``realisation``, for a name of one that finds no schedules for it.
     """
     check_realisation(realisation)
     if not isinstance(strategy, str):
@@ -136,6 +136,11 @@ def create(strategy: str | Strategy, *, realisation: str | None = None, **option
             raise ArgumentError(
                 f"strategy must be a name or an object with a method solve, got "
                 f"{shown(strategy)}; the names are {', '.join(names(realisation))}"
+            )
+        if options:
+            raise ArgumentError(
+                f"{shown(strategy)} has its options, and takes no {', '.join(options)}; give the "
+                f"name of a strategy, or make another of this by dataclasses.replace"
             )
         return strategy
     strategy, text_options = _parsed(strategy)

@@ -74,13 +74,13 @@ class Checkmate:
         stop = problem.stop(self.time_limit, effort=self.effort)
         starts = problem.starts(self.start)
         if problem.budget_nbytes is None:
-            lowest = least(problem, starts, stop.share(LEAST_SHARE), SearchOptions(self.seed))
+            smallest = least(problem, starts, stop.share(LEAST_SHARE), SearchOptions(self.seed))
             if stop.is_over():
-                return Outcome(Status.FEASIBLE, lowest, cut_by_clock=True)
-            lowest_problem = problem.within(problem.memory.nbytes(lowest))
-            outcome = self._cheapest(lowest_problem, [lowest], stop)
+                return Outcome(Status.FEASIBLE, smallest, cut_by_clock=True)
+            in_least = problem.within(problem.memory.nbytes(smallest))
+            outcome = self._cheapest(in_least, [smallest], stop)
             # What was proved holds for that memory, not for a budget that the user named.
-            schedule = problem.cheapest([lowest, outcome.schedule])
+            schedule = problem.cheapest([smallest, outcome.schedule])
             return Outcome(Status.FEASIBLE, schedule, cut_by_clock=outcome.cut_by_clock)
         return self._cheapest(problem, starts, stop)
 

@@ -16,7 +16,7 @@ from memplan.memory.memory import Live, cheapest
 from memplan.programs.solver import DEFAULT_SOLVER, Program
 from memplan.programs.stage_program import PAIRS, StageProgram
 from memplan.programs.stage_rounding import relaxation, roundings
-from memplan.search.evicted_lowest import lowest_or_end
+from memplan.search.evicted_least import evicted_least_or_end
 from memplan.search.eviction import Evictions
 from memplan.step.graph import TrainingGraph
 from memplan.step.schedule import Schedule
@@ -51,7 +51,7 @@ class CheckmateLP:
         """The best rounded schedule, with the value of the relaxation as its proven bound.
 
         The bound holds for all schedules that advance the frontier in base order. Without a
-        budget: within the lowest peak that :func:`memplan.search.evicted_lowest.lowest` finds. An
+        budget: within the peak that :func:`memplan.search.evicted_least.evicted_least` reaches. An
         interrupt ends the search with what is found so far.
         """
         if (unplanned := problem.unplanned()) is not None:
@@ -59,7 +59,7 @@ class CheckmateLP:
         stop = problem.stop(self.time_limit, effort=1.0)
         graph = problem.graph
         if problem.budget_nbytes is None:
-            least = lowest_or_end(graph, stop.share(0.3), most_seconds=problem.most_seconds)
+            least = evicted_least_or_end(graph, stop.share(0.3), most_seconds=problem.most_seconds)
             schedule = self._round(graph, simulate(least).peak_nbytes, stop).schedule
             best = problem.cheapest([least, schedule])
             return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)

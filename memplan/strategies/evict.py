@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from memplan.search.evicted_lowest import lowest_or_end
+from memplan.search.evicted_least import evicted_least_or_end
 from memplan.search.eviction import Evictions
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import MOST_OVERHEAD, Outcome, Problem, check_options
@@ -38,10 +38,13 @@ class Evict:
         """
         if (unplanned := problem.unplanned()) is not None:
             return unplanned
+        problem.space.prepare()
         stop = problem.stop(self.time_limit, effort=1.0)
         if problem.budget_nbytes is None:
             most_seconds = problem.most_seconds
-            best: Schedule | None = lowest_or_end(problem.graph, stop, most_seconds=most_seconds)
+            best: Schedule | None = evicted_least_or_end(
+                problem.graph, stop, most_seconds=most_seconds
+            )
         else:
             best = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
         is_open = problem.max_overhead is None

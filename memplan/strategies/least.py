@@ -1,4 +1,4 @@
-"""The least memory, by one meaning: the lowest at no more than a problem's seconds."""
+"""The least memory, by one meaning: the fewest bytes at no more than a problem's seconds."""
 
 from __future__ import annotations
 

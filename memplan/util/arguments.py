@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from memplan.errors import ArgumentError
 from memplan.util.numbers import shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# So many options are named where one was given without its name.
+EXAMPLES = 3
 
 
 def flag(name: str, value: Any) -> bool:
@@ -28,3 +37,32 @@ def several_of(values: Any) -> list[Any] | None:
     except TypeError:
         return None
     return list(iterator)
+
+
+def with_named_options(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, but ArgumentError for an option without its name, and one that there is not.
+
+    Python's own errors name no option, and not what was given without a name.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.name != "self"]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    options = [f"{p.name}=..." for p in parameters if p.kind is p.KEYWORD_ONLY][:EXAMPLES]
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **named: P.kwargs) -> R:
+        if len(args) > len(by_place):
+            places = ", ".join(place for place in by_place if place != "self")
+            raise ArgumentError(
+                f"{name}() takes only {places} without a name, and got "
+                f"{shown(args[len(by_place)])} besides: write which option that is"
+                f"{', as ' if options else ''}{', '.join(options)} (help({name}) has all)"
+            )
+        for given in named:
+            if given not in known and not takes_any:
+                raise ArgumentError(f"{name} has no option {given!r}; it has {', '.join(known)}")
+        return function(*args, **named)
+
+    return wrapped

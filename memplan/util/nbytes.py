@@ -31,7 +31,11 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]*)\s*", re.ASCII)
 
 _MAX_DIGITS = 40
 
-# How every error of parse_budget ends.
+# What is written for the least memory by who does not know how to ask for that.
+_LEAST = ("least", "lowest", "min", "minimum", "none")
+_NO_BUDGET = "the least memory is that of no budget (None; 'least' for a command)"
+
+# What every error of parse_budget says of what can be used.
 ACCEPTED = (
     "a budget is a whole number of bytes (4294967296), a string with a unit of bytes ('4GiB', "
     "'900 MB'), or a share of the unplanned step (0.6 or '60%')"
@@ -90,6 +94,8 @@ def is_no_byte(text: str) -> bool:
 
 def _parse_text(text: str, unplanned_total_nbytes: int) -> Fraction:
     match = _QUANTITY.fullmatch(text)
+    if match is None and text.strip().lower() in _LEAST:
+        raise ArgumentError(f"{_error(text)}; {_NO_BUDGET}")
     if match is None:
         raise _error(text)
     if len(match[1]) > _MAX_DIGITS:

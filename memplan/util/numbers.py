@@ -48,11 +48,13 @@ def total(values: Iterable[float]) -> float:
 
 
 def shown(value: Any) -> str:
-    """``value`` for a message: one that would fill pages is cut, and a huge int has no text."""
+    """``value`` in a line of a message: what would fill pages is cut, a huge int has no text."""
     try:
         text = repr(value)
     except ValueError:  # Python writes out no int of more than 4300 digits
         if not isinstance(value, int):
             return f"a {type(value).__name__} with an integer that fills pages"
         return f"an integer of {value.bit_length()} bits"
+    if "\n" in text:  # as in that of an array
+        text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:60]}..."

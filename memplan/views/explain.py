@@ -152,10 +152,10 @@ class Reasons:
             return f"freed in the forward pass ({last}){end}"
         parts = [f"kept {self._until(late_reads[-1])}.{self._peak_share(tensor, first)}"]
         if late_reads[-1] < len(self._schedule.ops):
-            parts.append(self._price(tensor, first, late_reads[0]))
+            parts.append(self._price(tensor, late_reads[0]))
         return " ".join(part for part in parts if part)
 
-    def _price(self, tensor: int, first: int, reader: int) -> str:
+    def _price(self, tensor: int, reader: int) -> str:
         """What it would take to recompute ``tensor`` for step ``reader``."""
         op = self._graph.ops[self._graph.producer[tensor]]
         if not op.recomputable:

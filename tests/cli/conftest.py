@@ -20,7 +20,7 @@ from memplan.planning import least
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own with a network and a module, as the current one."""
-    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.1)
+    monkeypatch.setattr(least, "SEARCH_SECONDS", 0.1)
     symbol, _ = residual_net(units=2)
     symbol.save(str(tmp_path / "net-symbol.json"))
     (tmp_path / "nets.py").write_text(textwrap.dedent(NETS), encoding="utf-8")

@@ -209,3 +209,15 @@ def test_a_damaged_plan_file_is_bad_usage(damage: str, result: Any, error: Any) 
     with pytest.raises(memplan.errors.ArgumentError, match=r"plan\.json"):
         load_plan("plan.json")
     assert "holds no plan" in error(2, "explain", "plan.json")
+
+
+def test_the_folder_that_is_missing_is_said(error: Any) -> None:
+    assert "its folder is missing; make that first" in error(7, "plan", *NET, "-o", "no/x.json")
+
+
+def test_a_deleted_current_folder_is_said(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def realpath(path: Any) -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(cli_output.os.path, "realpath", realpath)
+    assert "the folder in which this runs is gone" in error(7, "plan", *NET, "-o", "x.json")

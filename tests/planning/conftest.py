@@ -14,5 +14,5 @@ def network() -> tuple[mx.sym.Symbol, dict[str, tuple[int, ...]]]:
 
 
 @pytest.fixture
-def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.5)
+def little_time_to_look_for_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.5)

@@ -28,7 +28,7 @@ from memplan.step.mirroring import mirror
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Outcome, Problem, Status
 
-pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
+pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_least")
 
 
 @dataclass(frozen=True)

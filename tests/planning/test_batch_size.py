@@ -29,8 +29,8 @@ COSTS = "roofline:v100"
 
 
 @pytest.fixture(autouse=True)
-def little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.2)
+def little_time_to_look_for_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.2)
 
 
 def largest(budget: Any = "16MiB", **options: Any) -> memplan.BatchSize:
@@ -155,7 +155,7 @@ def test_the_batch_may_be_in_several_shapes_and_places() -> None:
 
 @pytest.mark.long
 def test_not_even_one_sample() -> None:
-    with pytest.raises(BudgetError, match=r"not even a batch of 1 fits: .*lowest") as caught:
+    with pytest.raises(BudgetError, match=r"not even a batch of 1 fits: .*least memory") as caught:
         largest(plan(1).total_nbytes, strategy="store_all")
     lowest = caught.value.lowest_nbytes
     assert lowest is not None

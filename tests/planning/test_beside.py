@@ -35,8 +35,8 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
+def _little_time_to_look_for_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(least, "SEARCH_SECONDS", 0.2)
 
 
 @pytest.fixture(scope="module")

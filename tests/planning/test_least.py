@@ -88,7 +88,7 @@ BROAD_END: Any = {
 }
 
 
-def _lowest_of_refusal(budget_nbytes: int = 1, **options: Any) -> tuple[int, str]:
+def _least_of_refusal(budget_nbytes: int = 1, **options: Any) -> tuple[int, str]:
     with pytest.raises(BudgetError) as caught:
         memplan.plan(_broad_end(), budget=budget_nbytes, **BROAD_END, **options)
     assert caught.value.lowest_nbytes is not None
@@ -98,13 +98,13 @@ def _lowest_of_refusal(budget_nbytes: int = 1, **options: Any) -> tuple[int, str
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["auto:effort=0.3", "search:effort=0.3"])
 def test_a_refusal_names_no_more_than_a_plan_without_a_budget_takes(strategy: str) -> None:
-    lowest, text = _lowest_of_refusal(strategy=strategy)
+    lowest, text = _least_of_refusal(strategy=strategy)
     assert "another process" not in text
     assert memplan.plan(_broad_end(), strategy=strategy, budget=lowest, **BROAD_END)
     known._KNOWN.clear()
     assert memplan.plan(_broad_end(), strategy=strategy, **BROAD_END).total_nbytes >= lowest
     known._KNOWN.clear()
-    assert _lowest_of_refusal(strategy=strategy) == (lowest, text)
+    assert _least_of_refusal(strategy=strategy) == (lowest, text)
 
 
 def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
@@ -112,13 +112,13 @@ def test_a_refusal_names_no_more_than_an_earlier_plan_takes(
 ) -> None:
     plan = memplan.plan(_broad_end(), strategy="auto:effort=0.3", **BROAD_END)
     monkeypatch.setattr(planning_least, "schedule_without_budget", lambda *_: None)
-    lowest, text = _lowest_of_refusal()
+    lowest, text = _least_of_refusal()
     assert lowest == plan.total_nbytes
     assert "An earlier plan of this process takes these bytes" in text
     again = memplan.plan(_broad_end(), strategy="auto:effort=0.02", budget=lowest, **BROAD_END)
     assert again.total_nbytes <= lowest
     # What takes longer than is allowed is nothing, though it is known.
-    lowest, text = _lowest_of_refusal(max_overhead=0.9 * plan.overhead)
+    lowest, text = _least_of_refusal(max_overhead=0.9 * plan.overhead)
     assert lowest > plan.total_nbytes
     assert "An earlier plan" not in text
 
@@ -129,7 +129,7 @@ def test_what_has_cut_the_search_for_the_least_is_named(monkeypatch: pytest.Monk
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(planning_least, "schedule_without_budget", interrupted)
-    _, text = _lowest_of_refusal()
+    _, text = _least_of_refusal()
     assert "An interrupt (Ctrl-C) has cut the search for it, so that another process" in text
     assert "time limit" not in text
 

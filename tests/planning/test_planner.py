@@ -34,7 +34,7 @@ from memplan.strategies.search import Search
 from memplan.strategies.spaces.flags import Flags
 from memplan.util.stop import Stop
 
-pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
+pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_least")
 
 
 def test_figures_agree_with_each_other_and_with_mxnet(network: Any) -> None:

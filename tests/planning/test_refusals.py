@@ -39,7 +39,7 @@ from memplan.strategies.search import Search
 from memplan.util.nbytes import format_nbytes
 from oracles.flags import BruteForceFlags
 
-pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_lowest")
+pytestmark = pytest.mark.usefixtures("little_time_to_look_for_the_least")
 
 
 @dataclass(frozen=True)
@@ -158,14 +158,14 @@ def test_a_schedule_that_mirroring_cannot_run_is_refused(network: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> None:
-    with pytest.raises(BudgetError, match="The lowest that memplan reaches") as caught:
+def test_a_budget_that_cannot_be_met_names_the_least_that_can(network: Any) -> None:
+    with pytest.raises(BudgetError, match="The least memory that memplan reaches") as caught:
         quick(network, strategy="memonger", budget=0.2)
     assert not caught.value.proved
     lowest = caught.value.lowest_nbytes
     assert lowest is not None
     assert str(lowest) in str(caught.value)
-    assert "At that lowest strategy='auto' plans" in str(caught.value)
+    assert "At that least memory strategy='auto' plans" in str(caught.value)
     assert quick(network, strategy="auto:effort=0.05", budget=lowest).total_nbytes <= lowest
 
 
@@ -178,7 +178,7 @@ def test_a_budget_that_cannot_be_met_names_the_lowest_that_can(network: Any) -> 
         ("mirror", "MXNet allocates"),
     ],
 )
-def test_who_holds_the_lowest_is_named(realisation: str, holder: str) -> None:
+def test_who_holds_the_least_is_named(realisation: str, holder: str) -> None:
     """By the process that plans, which knows of a realisation what a search asks of it."""
     net, shapes = residual_net(units=1)
     prepared = Job.prepare(net, realisation=realisation, **shapes)
@@ -194,7 +194,7 @@ def test_who_holds_the_lowest_is_named(realisation: str, holder: str) -> None:
     assert f"more; {holder} {allocated} for them. " in text
 
 
-def test_the_lowest_that_is_named_can_be_reached() -> None:
+def test_the_least_that_is_named_can_be_reached() -> None:
     data = mx.sym.Variable("data")
     for layer in range(4):
         data = mx.sym.FullyConnected(data, num_hidden=64, name=f"fc{layer}")

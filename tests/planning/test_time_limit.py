@@ -14,6 +14,7 @@ from helpers.networks import residual_net
 from memplan.planning import attempt, planner
 from memplan.planning.job import Job
 from memplan.strategies import Outcome, Problem, create
+from memplan.strategies.spaces.sequences import Sequences
 from memplan.util import stop
 
 LIMIT = 60.0
@@ -84,3 +85,29 @@ def test_tracing_is_in_the_limit(clock: Clock, monkeypatch: pytest.MonkeyPatch) 
     plan = planned()
     assert plan.planning_seconds == 2 * LIMIT
     assert given[0] == pytest.approx(attempt.LEAST_SHARE_OF_TIME * LIMIT)
+
+
+@dataclass(frozen=True)
+class Drawing(Noting):
+    """Draws at random, and so by a search that is compiled."""
+
+    seed: int = 0
+
+
+def test_loading_the_search_is_in_nobodys_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solves_before: list[int] = []
+
+    def prepare(_: Sequences) -> None:
+        clock.now += 0.0 if solves_before else 50.0
+        solves_before.append(len(given))
+
+    monkeypatch.setattr(Sequences, "prepare", prepare)
+    net, shapes = residual_net()
+    options: dict[str, Any] = {"realisation": "packed", "time_limit": LIMIT, **shapes}
+    given.clear()
+    memplan.plan(net, budget="80%", strategy=Drawing(), **options)
+    assert solves_before[0] == 0
+    assert given[0] > 0.8 * LIMIT
+    assert 1 in solves_before  # by the strategy itself, which may be called alone

@@ -71,8 +71,8 @@ def check(again: Again, schedule: Schedule, taken: Counter[str]) -> None:
         before.add(op)
 
 
-@taking(exact=300)
-@examples(1000, quick=300)
+@taking(exact=150)
+@examples(1000, quick=150)
 @given(small_graphs(max_forward=4), st.booleans(), st.integers(0, 2**32))
 def test_what_runs_again_takes_no_less_than_is_said(
     taken: Counter[str], graph: TrainingGraph, backward: bool, seed: int

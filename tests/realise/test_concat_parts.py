@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -67,13 +68,14 @@ def test_the_parts_are_those_of_mxnet(dim: int, channels: int, shape: tuple[int,
 
 def test_a_concat_of_more_parts_than_python_has_frames() -> None:
     """As of the steps of a recurrent network, each of which is a part."""
+    nparts = sys.getrecursionlimit() + 1
     with mx.name.NameManager():
         data = mx.sym.Variable("data")
-        parts = [mx.sym.slice_axis(data, axis=1, begin=k, end=k + 1) for k in range(1200)]
+        parts = [mx.sym.slice_axis(data, axis=1, begin=k, end=k + 1) for k in range(nparts)]
         joined = mx.sym.concat(*parts, dim=1)
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(joined, num_hidden=3), name="softmax")
     options = {"grad_req": {"data": "write"}, "realisation": "packed"}
-    _check_gradients(trace(net, shapes={"data": (2, 1200)}, **options))
+    _check_gradients(trace(net, shapes={"data": (2, nparts)}, **options))
 
 
 def _check_gradients(traced: Trace) -> None:

@@ -32,7 +32,7 @@ BEGIN = """
     from memplan.errors import TraceError
     from memplan.mxnet.gluon import planned
     from memplan.planning.realisation import trace
-    from memplan.search.evicted_lowest import lowest
+    from memplan.search.evicted_least import evicted_least
     from memplan.util.stop import Stop
 
     mx.library.load(sys.argv[1], verbose=False)
@@ -50,7 +50,7 @@ BEGIN = """
         return trace(network(op), shapes={"data": (32, 8)}, realisation=realisation)
 
     def trained(traced):
-        values, schedule = random_values(traced), lowest(traced.graph, Stop.after(1e5))
+        values, schedule = random_values(traced), evicted_least(traced.graph, Stop.after(1e5))
         assert schedule.recomputed
         steps = planned_steps(bound(traced, schedule, values))
         return differences(stock_steps(traced, values), steps)

@@ -14,7 +14,7 @@ from helpers.states_of_user_code import read_beside_user_code
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.planning.realisation import trace
 from memplan.search.by_loss import loss_by_loss
-from memplan.search.evicted_lowest import lowest
+from memplan.search.evicted_least import evicted_least
 from memplan.step.schedule import Schedule
 from memplan.util.stop import Stop
 
@@ -67,7 +67,7 @@ def test_losses_in_turns_train_as_mxnet(name: str) -> None:
         traced = trace(symbol, shapes=shapes, realisation=realisation)
         other = loss_by_loss(traced.graph, reorder=True, recompute_backward=False)
         assert other.graph is not traced.graph
-        least = other.back(lowest(other.graph, Stop.after(1e5)))
+        least = other.back(evicted_least(other.graph, Stop.after(1e5)))
         assert least.recomputed
         values = random_values(traced)
         expected = stock_steps(traced, values)

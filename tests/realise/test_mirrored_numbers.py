@@ -29,6 +29,7 @@ from memplan.mxnet.profile import profile
 from memplan.mxnet.realise.measure import executor_description
 from memplan.mxnet.realise.mirror import annotate, unread_ops
 from memplan.mxnet.trace.build import trace
+from memplan.mxnet.trace.flags import without_flags
 from memplan.step.mirroring import flaggable
 
 
@@ -152,3 +153,14 @@ def test_profile_needs_no_readers() -> None:
     table = profile(symbol, ctx=mx.cpu(), type_dict={"data": "float64"}, repeats=1, **shapes)
     graph = trace(symbol, shapes=shapes, type_dict={"data": "float64"}).graph
     assert table.seconds.keys() == {op.signature for op in graph.ops}
+
+
+def test_a_plan_with_readers_is_planned_again_as_the_network_it_was() -> None:
+    """Else every planning would leave its identity ops, and other names, to the next one."""
+    symbol, shapes = shelled(*TABLE["convolution"])
+    traced = trace(symbol, shapes=shapes, type_dict=DOUBLE)
+    (op,) = (i for i in flaggable(traced.graph) if "onvolution" in traced.graph.ops[i].kind)
+    planned = annotate(traced, frozenset({op}))
+    name = traced.graph.ops[op].name
+    assert f"{name}_unread_output" in planned.get_internals().list_outputs()
+    assert without_flags(mx.sym.load_json(planned.tojson())).tojson() == symbol.tojson()

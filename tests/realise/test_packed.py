@@ -100,8 +100,8 @@ NET, SHAPES = residual_net(batch=16)
 
 
 @pytest.fixture(autouse=True)
-def _little_time_to_look_for_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
+def _little_time_to_look_for_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(least, "SEARCH_SECONDS", 0.2)
 
 
 def planned(budget: Any, strategy: str = "auto:effort=0.2", **options: Any) -> Plan:

@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from helpers.layouts import convolution, pooling
 from helpers.schedules import random_schedule
 from helpers.training_runs import bound, differences, planned_steps, random_values, stock_steps
 from memplan.mxnet.realise.mirror import annotate
@@ -24,10 +25,6 @@ SHAPES = {"img": (2, 8, 8, 8)}
 OPTIONS = {"shapes": SHAPES, "realisation": "packed"}
 
 
-def _convolution(data: Symbol, name: str) -> Symbol:
-    return mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=name)
-
-
 def _norm(data: Symbol, name: str = "norm") -> Symbol:
     return mx.sym.BatchNorm(data, fix_gamma=False, name=name)
 
@@ -36,12 +33,8 @@ def _relu(data: Symbol, name: str) -> Symbol:
     return mx.sym.Activation(data, act_type="relu", name=name)
 
 
-def _pooling(data: Symbol, kind: str) -> Symbol:
-    return mx.sym.Pooling(data, kernel=(3, 3), pad=(1, 1), pool_type=kind, name="pool")
-
-
 def _sum(data: Symbol) -> Symbol:
-    return _norm(mx.sym.elemwise_add(data, _convolution(data, "branch"), name="sum"))
+    return _norm(mx.sym.elemwise_add(data, convolution(data, "branch"), name="sum"))
 
 
 def _reshape(data: Symbol) -> Symbol:
@@ -60,18 +53,18 @@ def _network(
     turn: Callable[[Symbol], Symbol], read: Callable[[Symbol], Symbol], is_read_first: bool
 ) -> Symbol:
     """A ReLU that ``turn`` turns and ``read`` reads, before that or after it."""
-    shared = _relu(_norm(_convolution(mx.sym.Variable("img"), "conv"), "first"), "shared")
+    shared = _relu(_norm(convolution(mx.sym.Variable("img"), "conv"), "first"), "shared")
     losses = [mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(of(shared)))) for of in (turn, read)]
     return mx.sym.Group(losses[::-1] if is_read_first else losses)
 
 
 def _largest(data: Symbol) -> Symbol:
-    return _pooling(data, "max")
+    return pooling(data, "max")
 
 
 READERS: dict[str, Callable[[Symbol], Symbol]] = {
     "norm": _norm,
-    "average": lambda data: _norm(_pooling(data, "avg")),
+    "average": lambda data: _norm(pooling(data, "avg")),
     "largest": _largest,
     "sum": _sum,
     "handed_on": lambda data: _norm(_relu(data, "again")),
@@ -159,10 +152,10 @@ def _noted(
 
     ``first`` and ``behind`` read the convolution, too, before that and after it.
     """
-    shared = _convolution(mx.sym.Variable("img"), "conv")
+    shared = convolution(mx.sym.Variable("img"), "conv")
     data = decided(shared)
     before, after = ([of(shared)] if of is not None else [] for of in (first, behind))
-    read = [*before, _pooling(data, "max"), _reshape(data), *after]
+    read = [*before, pooling(data, "max"), _reshape(data), *after]
     return mx.sym.Group([mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(each))) for each in read])
 
 
@@ -214,7 +207,7 @@ def _recomputable(traced: Trace) -> set[str]:
 
 
 @pytest.mark.parametrize("realisation", ["explicit", "mirror"])
-@pytest.mark.parametrize("reader", [lambda data: _convolution(data, "more"), mx.sym.sin])
+@pytest.mark.parametrize("reader", [lambda data: convolution(data, "more"), mx.sym.sin])
 def test_who_reads_in_any_layout_leaves_what_a_reshape_turns_to_be_recomputed(
     reader: Callable[[Symbol], Symbol], realisation: str
 ) -> None:
@@ -224,8 +217,8 @@ def test_who_reads_in_any_layout_leaves_what_a_reshape_turns_to_be_recomputed(
 
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_a_flatten_before_a_dense_layer_has_all_recomputed_as_before(kind: str) -> None:
-    data = _relu(_norm(_convolution(mx.sym.Variable("img"), "conv"), "first"), "relu")
-    dense = mx.sym.FullyConnected(mx.sym.Flatten(_pooling(data, kind), name="flat"), num_hidden=4)
+    data = _relu(_norm(convolution(mx.sym.Variable("img"), "conv"), "first"), "relu")
+    dense = mx.sym.FullyConnected(mx.sym.Flatten(pooling(data, kind), name="flat"), num_hidden=4)
     traced = trace(mx.sym.SoftmaxOutput(dense), shapes=SHAPES, realisation="explicit")
     assert {"conv", "first", "relu", "pool", "flat"} <= _recomputable(traced)
 
@@ -239,7 +232,7 @@ def test_what_reads_before_a_reshape_runs_once_and_before_it() -> None:
 
 def test_a_sum_of_what_a_flatten_turns_comes_when_mxnet_runs_it() -> None:
     """It reads all that it needs before the Flatten does, and MXNet runs it behind that."""
-    data = _convolution(mx.sym.Variable("img"), "conv")
+    data = convolution(mx.sym.Variable("img"), "conv")
     shared = mx.sym.sin(data)
     total = mx.sym.elemwise_add(data, shared, name="sum")
     turned = mx.sym.identity(mx.sym.Flatten(shared, name="turn"))

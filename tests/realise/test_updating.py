@@ -259,7 +259,7 @@ def wide() -> Network:
 
 @pytest.mark.parametrize("network", long_unless([wide, residual_net], lambda net: net is wide))
 def test_plans_get_lower(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(least, "LOWEST_SECONDS", 0.2)
+    monkeypatch.setattr(least, "SEARCH_SECONDS", 0.2)
     for budget in ("64MiB", None):
         after, within = (planned(r, budget, network) for r in ("packed", "updating"))
         assert within.fixed_nbytes == after.fixed_nbytes

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from helpers.layouts import convolution, pooling
 from helpers.schedules import random_schedule
 from helpers.training_runs import (
     Values,
@@ -31,14 +32,6 @@ Symbol = mx.sym.Symbol
 SHAPES = {"img": (2, 8, 8, 8)}
 
 
-def _convolution(data: Symbol, name: str) -> Symbol:
-    return mx.sym.Convolution(data, num_filter=16, kernel=(3, 3), pad=(1, 1), name=name)
-
-
-def _pooling(data: Symbol, kind: str) -> Symbol:
-    return mx.sym.Pooling(data, kernel=(3, 3), pad=(1, 1), pool_type=kind, name="pool")
-
-
 def _loss(out: Symbol) -> Symbol:
     return mx.sym.MakeLoss(mx.sym.sum(mx.sym.square(out)))
 
@@ -49,7 +42,7 @@ def _centred(data: Symbol) -> Symbol:
 
 
 def _normed() -> Symbol:
-    out = _convolution(mx.sym.Variable("img"), "conv")
+    out = convolution(mx.sym.Variable("img"), "conv")
     return mx.sym.BatchNorm(out, fix_gamma=False, name="bn")
 
 
@@ -62,7 +55,7 @@ def test_the_notes_of_a_max_pooling_are_for_what_its_backward_op_reads(is_joined
     out = _centred(_normed())
     if is_joined:
         out = mx.sym.Concat(out, out, name="joined")
-    traced = trace(_loss(_pooling(out, "max")), shapes=SHAPES, realisation="explicit")
+    traced = trace(_loss(pooling(out, "max")), shapes=SHAPES, realisation="explicit")
     values = random_values(traced)
     stock = stock_steps(traced, values, 1)
     for seed in range(24):
@@ -81,14 +74,14 @@ def test_the_notes_of_a_max_pooling_are_for_what_its_backward_op_reads(is_joined
 def test_only_data_whose_layout_varies_is_kept_for_notes(
     data: Symbol, kind: str, again: set[str]
 ) -> None:
-    traced = trace(_loss(_pooling(data, kind)), shapes=SHAPES, realisation="explicit")
+    traced = trace(_loss(pooling(data, kind)), shapes=SHAPES, realisation="explicit")
     recomputable = {op.name for op in traced.graph.ops if op.recomputable}
     assert again <= recomputable
     assert ("sub" in recomputable) == ("sub" in again)
 
 
 def test_explicit_steps_refuse_slopes_whose_gradient_a_layout_decides_on() -> None:
-    network = _loss(_pooling(_prelu(_normed()), "max"))
+    network = _loss(pooling(_prelu(_normed()), "max"))
     with pytest.raises(TraceError, match=r"'prelu'.*layout.*realisation='packed'"):
         trace(network, shapes=SHAPES, realisation="explicit")
     requests = dict.fromkeys(network.list_arguments(), "write") | {"prelu_slopes": "null"}
@@ -96,15 +89,15 @@ def test_explicit_steps_refuse_slopes_whose_gradient_a_layout_decides_on() -> No
 
 
 def test_explicit_steps_refuse_an_lrn_whose_gradient_a_layout_decides_on() -> None:
-    network = _loss(_pooling(mx.sym.LRN(_centred(_normed()), nsize=3, name="lrn"), "avg"))
+    network = _loss(pooling(mx.sym.LRN(_centred(_normed()), nsize=3, name="lrn"), "avg"))
     with pytest.raises(TraceError, match=r"'lrn'.*layout.*realisation='packed'"):
         trace(network, shapes=SHAPES, realisation="explicit")
-    followed = _convolution(mx.sym.LRN(_normed(), nsize=3), "more")
+    followed = convolution(mx.sym.LRN(_normed(), nsize=3), "more")
     trace(_loss(followed), shapes=SHAPES, realisation="explicit")
 
 
 def test_explicit_steps_train_slopes_whose_gradient_comes_from_a_convolution() -> None:
-    network = _loss(mx.sym.sin(_convolution(_prelu(_normed()), "more")))
+    network = _loss(mx.sym.sin(convolution(_prelu(_normed()), "more")))
     traced = trace(network, shapes=SHAPES, realisation="explicit")
     values = random_values(traced)
     stock = _gradient(stock_steps(traced, values, 1), "prelu_slopes")
@@ -119,7 +112,7 @@ def test_a_sum_is_in_the_layout_that_it_has_unplanned_where_a_term_comes_again(
     kind: str, is_reshaped: bool
 ) -> None:
     """MXNet keeps the gate, and writes the sum over the other term."""
-    data = _convolution(mx.sym.Variable("img"), "conv")
+    data = convolution(mx.sym.Variable("img"), "conv")
     gate = getattr(mx.sym, kind)(data, name="gate")
     if is_reshaped:
         gate = mx.sym.reshape(mx.sym.reshape(gate, (-3, 0, 0)), (-1, 16, 8, 8))
@@ -130,16 +123,16 @@ def test_a_sum_is_in_the_layout_that_it_has_unplanned_where_a_term_comes_again(
 @pytest.mark.parametrize("kind", ["broadcast_minimum", "broadcast_mul"])
 def test_an_op_is_in_the_layout_that_it_has_unplanned_where_its_data_comes_again(kind: str) -> None:
     """MXNet keeps the data, in a layout of oneDNN's, and so does not write over it."""
-    data = _convolution(mx.sym.Variable("img"), "conv")
+    data = convolution(mx.sym.Variable("img"), "conv")
     other = mx.sym.Variable("other", shape=(1, 1, 8, 1))
     result = getattr(mx.sym, kind)(data, other, name="op")
     _has_the_bits_of_unplanned(result, again="conv", before="op_backward")
 
 
 def test_nothing_is_read_once_more_that_a_step_keeps() -> None:
-    data = _convolution(mx.sym.Variable("img"), "conv")
+    data = convolution(mx.sym.Variable("img"), "conv")
     out = mx.sym.BatchNorm(data * mx.sym.sigmoid(data), fix_gamma=False)
-    traced = trace(_loss(_convolution(out, "more")), shapes=SHAPES, realisation="explicit")
+    traced = trace(_loss(convolution(out, "more")), shapes=SHAPES, realisation="explicit")
     lowered = lower(traced, Schedule.unplanned(traced.graph))
     assert not [node.name for node in lowered.nodes if "reader" in node.name]
 
@@ -149,7 +142,7 @@ def _has_the_bits_of_unplanned(out: Symbol, *, again: str, before: str) -> None:
 
     That rounds by the layout of ``out``.
     """
-    network = _loss(_convolution(mx.sym.BatchNorm(out, fix_gamma=False, name="bn"), "more"))
+    network = _loss(convolution(mx.sym.BatchNorm(out, fix_gamma=False, name="bn"), "more"))
     traced = trace(network, shapes=SHAPES, realisation="explicit")
     names = [op.name for op in traced.graph.ops]
     order = list(range(len(names)))
@@ -169,9 +162,9 @@ def test_layouts_are_looked_for_where_others_round_by_what_is_written_over_data(
         looked_for.append(args)
         return own_layouts(*args)
 
-    out = mx.sym.sin(_convolution(mx.sym.Variable("img"), "conv"))
+    out = mx.sym.sin(convolution(mx.sym.Variable("img"), "conv"))
     out = mx.sym.BatchNorm(out, fix_gamma=False) if is_read_by_norm else out
-    traced = trace(_loss(_convolution(out, "more")), shapes=SHAPES, realisation="explicit")
+    traced = trace(_loss(convolution(out, "more")), shapes=SHAPES, realisation="explicit")
     own_layouts = in_place.own_layouts
     monkeypatch.setattr(in_place, "own_layouts", looking)
     kept = in_place.kept_in_explicit(traced.graph, traced.nodes, traced.stock_order)
@@ -181,7 +174,7 @@ def test_layouts_are_looked_for_where_others_round_by_what_is_written_over_data(
 @pytest.mark.parametrize("is_head", [True, False])
 def test_what_lives_to_the_end_is_not_read_once_more(is_head: bool) -> None:
     """Nothing is written over what shares its array with an output of the network."""
-    data = _convolution(mx.sym.Variable("img"), "conv")
+    data = convolution(mx.sym.Variable("img"), "conv")
     loss = _loss(mx.sym.BatchNorm(mx.sym.sin(data), fix_gamma=False))
     symbol = mx.sym.Group([mx.sym.BlockGrad(data), loss]) if is_head else loss
     traced = trace(symbol, shapes=SHAPES, realisation="explicit")
@@ -193,8 +186,8 @@ def test_what_lives_to_the_end_is_not_read_once_more(is_head: bool) -> None:
 def test_a_mirrored_network_has_the_gradient_of_slopes_of_one_that_is_not(depth: int) -> None:
     out = mx.sym.Variable("img")
     for layer in range(depth):
-        out = _prelu(_convolution(out, f"conv{layer}"), f"prelu{layer}")
-    traced = trace(_loss(_pooling(out, "avg")), shapes=SHAPES, realisation="mirror")
+        out = _prelu(convolution(out, f"conv{layer}"), f"prelu{layer}")
+    traced = trace(_loss(pooling(out, "avg")), shapes=SHAPES, realisation="mirror")
     values = random_values(traced)
     names = [op.name for op in traced.graph.ops]
     flags = {op for op in flaggable(traced.graph) if names[op].startswith(("conv", "prelu"))}
@@ -207,8 +200,8 @@ def test_a_mirrored_network_has_the_gradient_of_slopes_of_one_that_is_not(depth:
 
 def test_mirroring_leaves_the_layout_of_the_gradient_that_a_dense_layer_hands_to_a_prelu() -> None:
     """MXNet writes it over the sum, which is in the layout of the term that it is written over."""
-    read = _convolution(mx.sym.Variable("img"), "read")
-    out = _prelu(read) + _convolution(read, "term") + mx.sym.sin(read)
+    read = convolution(mx.sym.Variable("img"), "read")
+    out = _prelu(read) + convolution(read, "term") + mx.sym.sin(read)
     traced = trace(
         _loss(mx.sym.FullyConnected(out, num_hidden=4)), shapes=SHAPES, realisation="mirror"
     )

@@ -109,7 +109,7 @@ def test_elites_are_as_dear_as_the_search_counts_them() -> None:
     ops = tuple(dataclasses.replace(op, seconds=0.1 + 0.01 * k) for k, op in enumerate(graph.ops))
     search = searching(dataclasses.replace(graph, ops=ops))
     kept = Elites(search)
-    for number in range(20):
+    for number in range(12):
         kept.turn(number, BUDGET)
         assert kept.members[0].seconds == pytest.approx(float(search.found.figures[BEST_SECONDS]))
         costs = [elite.seconds for elite in kept.members]

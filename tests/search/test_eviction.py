@@ -16,7 +16,7 @@ from helpers.branches import taking
 from helpers.graphs import UNIT, training_graphs, unit_chain
 from helpers.small_graphs import small_graphs
 from memplan.search.buffers import carried_tensors
-from memplan.search.evicted_lowest import lowest
+from memplan.search.evicted_least import evicted_least
 from memplan.search.eviction import ROOM, Evictions
 from memplan.search.kernels.greedy import ONCE, TWICE, drop_arrays, drop_state, run
 from memplan.search.rematerialize import repeatable
@@ -192,7 +192,7 @@ def test_evictions_are_valid_and_within_the_budget(
     graph = data.draw(st.one_of(training_graphs(), small_graphs(6)))
     backward = data.draw(st.booleans())
     high = simulate(Schedule.unplanned(graph)).peak_nbytes
-    low = simulate(lowest(graph, Stop(math.inf))).peak_nbytes
+    low = simulate(evicted_least(graph, Stop(math.inf))).peak_nbytes
     budget = data.draw(st.integers(max(0, low - 2), high))
     outcome = Evict(patience=10, recompute_backward=backward).solve(Problem(graph, budget))
     assert outcome.status is not Status.INFEASIBLE
@@ -205,7 +205,7 @@ def test_evictions_are_valid_and_within_the_budget(
 @examples(30)
 @given(st.one_of(training_graphs(), small_graphs(6)))
 def test_the_least_memory_costs_at_most_a_forward_pass(graph: TrainingGraph) -> None:
-    schedule = lowest(graph, Stop(math.inf))
+    schedule = evicted_least(graph, Stop(math.inf))
     assert validate(schedule).valid
     forward = sum(op.seconds for op in graph.ops[: graph.nforward])
     assert schedule.seconds <= graph.seconds + forward

@@ -11,7 +11,7 @@ import pytest
 from helpers.graphs import UNIT, uneven_chain, unit_chain
 from memplan.memory.blocks import allocate
 from memplan.search import flag_annealing, round_kinds, rounds
-from memplan.search.evicted_lowest import lowest
+from memplan.search.evicted_least import evicted_least
 from memplan.search.eviction import Evictions
 from memplan.search.flag_annealing import anneal
 from memplan.search.kernels.annealing import LIVE, Task
@@ -154,7 +154,7 @@ def test_evictions_end_by_themselves() -> None:
         fit = evictions.fit((), stop)
         assert fit is not None
         results.append(evictions.improve(fit, stop, patience=30, seed=1))
-        results.append(lowest(graph, stop))
+        results.append(evicted_least(graph, stop))
         assert not stop.cut_by_clock
     assert results[:2] == results[2:]
     late = Stop.after(0.0)

@@ -376,3 +376,8 @@ def test_every_name_can_be_made() -> None:
         assert set(strategies.names(realisation)) <= set(strategies.names())
         for name in strategies.names(realisation):
             assert strategies.create(name, realisation=realisation) == strategies.create(name)
+
+
+def test_a_strategy_that_is_made_takes_no_options() -> None:
+    with pytest.raises(ArgumentError, match=r"takes no ntrial; .*dataclasses\.replace"):
+        strategies.create(strategies.create("memonger"), ntrial=5)

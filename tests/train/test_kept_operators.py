@@ -223,7 +223,7 @@ def test_an_op_may_run_another_within(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_refusal_of_other_shapes_leaves_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.1)
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.1)
     module = bound(Module(network(), realisation="packed", **TIGHT), 64)
     ours = list(trained(module, [batch(64)] * 2, 1))
     with pytest.raises(BudgetError):

@@ -139,7 +139,7 @@ def test_a_step_whose_making_was_interrupted_lacks_no_backward() -> None:
 
 @pytest.mark.long
 def test_an_impossible_budget_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.5)
     network = NETWORKS["residual"]
     data = batches(network)
     module = planned(network[0], budget="1 kB")

@@ -29,7 +29,7 @@ BOTH = pytest.mark.parametrize("bucketing", [False, True])
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.planning.least.LOWEST_SECONDS", 0.1)
+    monkeypatch.setattr("memplan.planning.least.SEARCH_SECONDS", 0.1)
 
 
 def network(width: int = 6) -> mx.sym.Symbol:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mxnet as mx
+import numpy as np
 import pytest
 from mxnet import autograd
 
@@ -79,9 +80,14 @@ def test_those_that_two_devices_share_are_ignored_too() -> None:
 def test_an_executor_of_losses_ignores_them() -> None:
     made = plan(net_of_losses(), strategy="store_all", realisation="explicit", data=(4, 5))
     executor = TrainExecutor(made.trace, made.schedule)
-    executor.forward(is_train=True)
-    executor.backward([mx.nd.ones((4, 3))])
-    executor.backward(mx.nd.ones((4, 3)))
+    found = []
+    for out_grads in (None, [7 * mx.nd.ones((4, 3))], 7 * mx.nd.ones((4, 3))):
+        executor.forward(is_train=True)
+        executor.backward(out_grads)
+        found.append(executor.grad_dict["scores_bias"].asnumpy())
+    assert found[0].any()
+    assert np.array_equal(found[1], found[0])
+    assert np.array_equal(found[2], found[0])
 
 
 def test_gradients_from_elsewhere_are_refused_before_a_training_step() -> None:
@@ -149,4 +155,9 @@ def test_an_executor_has_gradients_of_a_step_in_halves_after_an_inference() -> N
     executor.forward(is_train=False)
     executor.forward_half()
     executor.backward_half({})
+    computed = {name: array.asnumpy() for name, array in executor.grad_dict.items()}
     executor.backward()
+    assert computed
+    assert all(
+        np.array_equal(array.asnumpy(), computed[n]) for n, array in executor.grad_dict.items()
+    )

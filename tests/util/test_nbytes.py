@@ -156,3 +156,9 @@ def test_what_is_printed_is_read_back(nbytes: int) -> None:
     back = parse_budget(format_nbytes(nbytes), TOTAL)
     assert back is not None
     assert abs(back - nbytes) <= 0.006 * nbytes
+
+
+@pytest.mark.parametrize("budget", ["least", "Lowest", " min "])
+def test_who_asks_for_the_least_memory_by_a_word_is_told_how(budget: str) -> None:
+    with pytest.raises(ArgumentError, match=r"the least memory is that of no budget \(None; "):
+        parse_budget(budget, TOTAL)

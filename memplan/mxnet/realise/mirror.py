@@ -24,7 +24,12 @@ from memplan.mxnet.trace.build import Trace
 from memplan.mxnet.trace.environment import is_by_onednn
 from memplan.mxnet.trace.form import Form
 from memplan.mxnet.trace.nnvm import Node
-from memplan.mxnet.trace.operators import CONVOLUTIONS, CUDNN_OFF_BEFORE, may_run_on_cudnn
+from memplan.mxnet.trace.operators import (
+    CONVOLUTIONS,
+    CUDNN_OFF_BEFORE,
+    READS_FOR_PLAN,
+    may_run_on_cudnn,
+)
 from memplan.step.graph import TrainingGraph
 from memplan.step.mirroring import flags_of, mirror
 from memplan.step.schedule import Schedule
@@ -182,7 +187,7 @@ def _add_reader(data: dict[str, Any], index: int) -> None:
         {
             "op": "_copy",
             "name": nodes[index]["name"],
-            "attrs": {"__force_mirroring__": "True"},
+            "attrs": {"__force_mirroring__": "True", READS_FOR_PLAN: "True"},
             "inputs": [[index, 0, 0]],
         }
     )

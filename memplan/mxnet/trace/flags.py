@@ -8,7 +8,7 @@ import mxnet as mx
 
 from memplan.errors import ArgumentError
 from memplan.mxnet.trace import symbol_json
-from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE
+from memplan.mxnet.trace.operators import CUDNN_OFF_BEFORE, READS_FOR_PLAN
 from memplan.util.numbers import shown
 
 _FLAGS = {"__force_mirroring__", "force_mirroring"}
@@ -49,4 +49,23 @@ def without_flags(net: mx.sym.Symbol) -> mx.sym.Symbol:
             del attrs["cudnn_off"]
         elif before is not None:
             attrs["cudnn_off"] = before
+    _take_readers_out(data)
     return symbol_json.load(data)
+
+
+def _take_readers_out(data: dict[str, Any]) -> None:
+    """Let others read what they read before a mirror plan put an identity op behind it.
+
+    MXNet leaves out the nodes that then nobody reads.
+    """
+    nodes = data["nodes"]
+    read = {
+        place: node["inputs"][0]
+        for place, node in enumerate(nodes)
+        if READS_FOR_PLAN in node.get("attrs", {})
+    }
+    for entry in (*(entry for node in nodes for entry in node["inputs"]), *data["heads"]):
+        if entry[0] in read:
+            entry[:2] = read[entry[0]][:2]
+    for place, (source, *_) in read.items():
+        nodes[source]["name"] = nodes[place]["name"]

@@ -104,6 +104,9 @@ NORMS_OF_BATCHES = frozenset(
 # What a BatchNorm's cudnn_off was before a mirror plan set it ("": nothing).
 CUDNN_OFF_BEFORE = "__memplan_cudnn_off_before__"
 
+# Of an identity op that a mirror plan put behind an op, whose name it took: that it did.
+READS_FOR_PLAN = "__memplan_reads_for_plan__"
+
 
 def must_not_be_in_place(node: Node) -> bool:
     """Does ``node`` compute garbage where it writes over what it reads, as MXNet lets it?

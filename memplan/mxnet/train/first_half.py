@@ -324,6 +324,11 @@ def heads_of(loss: Any, head_grads: Any) -> tuple[list[NDArray], list[NDArray | 
     ArgumentError for what is no array, and where there is not a gradient for each.
     """
     heads = list(leaves(loss))
+    if not heads:
+        raise ArgumentError(
+            f"loss must be an array of MXNet's or a list of them, got {shown(loss)}; compute it "
+            f"under autograd.record() from what forward() returned"
+        )
     one = (mx.nd.NDArray, np.ndarray)
     several = isinstance(head_grads, Iterable) and not isinstance(head_grads, one)
     grads = None if head_grads is None else list(head_grads) if several else [head_grads]

@@ -12,6 +12,7 @@ from memplan.mxnet.train.blocks.called_with_symbols import check_block
 from memplan.mxnet.train.planned_calls import PlannedCalls
 from memplan.mxnet.train.taking_turns import TURN
 from memplan.mxnet.train.train_step import TrainStep
+from memplan.util.arguments import with_named_options
 
 Block = Any
 
@@ -31,6 +32,7 @@ _NOT_TAKEN = {
 }
 
 
+@with_named_options
 def planned(block: Block, **options: Any) -> Block:
     """``block`` itself, which from now on trains by a plan, in a loop that stays as it is.
 

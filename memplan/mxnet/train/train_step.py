@@ -45,8 +45,11 @@ from memplan.planning.realisation import UPDATING, may_pack, runs_whole_steps
 from memplan.planning.shapes import ShapePlanner
 from memplan.step.costs import Costs
 from memplan.strategies import Strategy
-from memplan.util.arguments import flag
+from memplan.util.arguments import flag, with_named_options
 from memplan.util.numbers import plain, shown
+
+# What MXNet says of a loss that autograd has not recorded, between names of its own sources.
+_NOT_RECORDED = ("is not in a computational graph", "no inputs in computation graph")
 
 
 class TrainStep:
@@ -83,6 +86,7 @@ class TrainStep:
 
     block, loss, keep_outputs = GivenOnce(), GivenOnce(), GivenOnce()
 
+    @with_named_options
     def __init__(
         self,
         block: mx.gluon.HybridBlock,
@@ -152,7 +156,12 @@ class TrainStep:
 
     @in_turn
     def __call__(
-        self, x: Arrays, y: Arrays = None, *, scale: float = 1.0, batch_size: int | None = None
+        self,
+        x: Arrays,
+        y: Arrays = None,
+        *more: Arrays,
+        scale: float = 1.0,
+        batch_size: int | None = None,
     ) -> Arrays:
         """Run a training step on inputs ``x`` and labels ``y``; the loss, as the loss returns it.
 
@@ -170,6 +179,11 @@ class TrainStep:
         ``autograd.record(train_mode=False)``, TraceError for a network that cannot be planned, and
         whatever :func:`memplan.plan` raises.
         """
+        if more:
+            raise ArgumentError(
+                f"a step takes its inputs and its labels, and got {2 + len(more)} arguments; give "
+                f"several inputs, or several labels, as one tuple: step((x1, x2), y)"
+            )
         _check_mode()
         scale = _scale_of(scale)
         batches = per_context(x, y)
@@ -243,9 +257,10 @@ class TrainStep:
             try:
                 differentiate(lambda: autograd.backward(heads, grads), read, halves)
             except mx.MXNetError as error:
+                reason = "" if any(text in str(error) for text in _NOT_RECORDED) else f": {error}"
                 raise ArgumentError(
                     "the loss cannot be differentiated; compute it under autograd.record() from "
-                    f"what forward() returned: {error}"
+                    f"what forward() returned{reason}"
                 ) from error
             unread = [str(ctx) for ctx, half in self.unfinished.items() if not half.is_reached()]
             if unread:

@@ -15,7 +15,7 @@ from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.stage_refinement import StageRefinement
 from memplan.search.by_loss import loss_by_loss
 from memplan.search.choosing import Choosing
-from memplan.search.evicted_lowest import lowest
+from memplan.search.evicted_least import evicted_least
 from memplan.search.flag_annealing import mirrored_schedule
 from memplan.search.rematerialize import inner_forward, recomputing_segments
 from memplan.search.reordered import Reordered
@@ -92,7 +92,7 @@ class Sequences(Space):
             if len(problem.graph.ops) > LARGE:
                 return []
             in_turns = _in_turns(problem.graph, options)
-            least = lowest(in_turns.graph, stop, most_seconds=problem.most_seconds)
+            least = evicted_least(in_turns.graph, stop, most_seconds=problem.most_seconds)
             return [in_turns.back(least)]
         # Where no drops fit there is time for slices, of which a search has less.
         evicted, limit = self._evicted(problem, stop, options), problem.budget_nbytes
@@ -105,7 +105,7 @@ class Sequences(Space):
         is_begun = not problem.memory.match_ranges and _in_turns(graph, options).graph is graph
         if is_begun or len(graph.ops) > LARGE:
             return None
-        return lowest(graph, stop, most_seconds=problem.most_seconds)
+        return evicted_least(graph, stop, most_seconds=problem.most_seconds)
 
     def _mirrored(self, problem: Problem, stop: Stop, options: SearchOptions) -> list[Schedule]:
         """Schedules that recompute what mirroring could.

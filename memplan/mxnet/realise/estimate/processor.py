@@ -46,11 +46,9 @@ def cache_nbytes(level: int) -> int:
 
 @functools.cache
 def cache_nbytes_of_onednn(level: int) -> int:
-    """What oneDNN takes for a core's part of such a cache.
+    """What oneDNN takes for a core's part of such a cache: it asks Intel's processors alone.
 
-    It asks Intel's processors, and none else.
-
-    (get_per_core_cache_size of its src/cpu/platform.cpp, and setCacheHierarchy of Xbyak.)
+    See get_per_core_cache_size of its src/cpu/platform.cpp, and setCacheHierarchy of Xbyak.
     """
     if "GenuineIntel" not in _read(Path("/proc/cpuinfo")):
         return _GUESSED_CACHES[level]

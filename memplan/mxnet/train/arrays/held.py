@@ -79,6 +79,7 @@ class Held:
         self.was_fresh = False
 
     def show(self) -> None:
+        """Let anybody read the gradient, which is there again."""
         if self.current is not None:
             shown(self.current)
 

@@ -103,6 +103,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _check_array(array: NDArray) -> None:
+    """ArgumentError for an array of other semantics than MXNet has now, or a sparse one.
+
+    And for one of which a gradient is wanted, which a planned step does not compute.
+    """
     is_of_numpy = isinstance(array, mx.np.ndarray)
     if is_of_numpy and not mx.util.is_np_array():
         raise ArgumentError(
@@ -114,16 +118,20 @@ def _check_array(array: NDArray) -> None:
         )
     if array.stype != "default":
         raise ArgumentError(f"TrainStep does not support {array.stype} arrays; use tostype")
-    is_known = is_recorded(array) or array.grad is not None
-    if not is_known or is_of_constants(array):
-        return
-    if is_recorded(array):
-        raise ArgumentError(
+    is_result = is_recorded(array)
+    if (is_result or array.grad is not None) and not is_of_constants(array):
+        raise _wants_gradient(is_result=is_result, is_of_numpy=is_of_numpy)
+
+
+def _wants_gradient(*, is_result: bool, is_of_numpy: bool) -> ArgumentError:
+    """Of an input with a gradient; ``is_result``: it was computed of what has one."""
+    if is_result:
+        return ArgumentError(
             "an input was computed under autograd.record() from what has a gradient, but a planned "
             "step computes those of parameters only; detach() it, or make one block of both"
         )
     variable = "mx.sym.Variable('data')" + (".as_np_ndarray()" if is_of_numpy else "")
-    raise ArgumentError(
+    return ArgumentError(
         "an input has a gradient attached (attach_grad), or is what a planned block has returned, "
         "but a planned step computes gradients of parameters only; make one block of both, "
         "detach() the input if nobody needs its gradient (as after attach_grad(grad_req='null'), "

@@ -163,8 +163,15 @@ def _losses_and_outputs(
         ninputs = len(inputs) if are_arrays else 1
         is_loss = culprit is not block
         are_of_one = isinstance(labels, list | tuple) and not isinstance(task.loss, list | tuple)
-        counts = {"ninputs": ninputs, "nlabels": len(labels) if are_of_one else 1}
-        raise cannot_take_symbols(culprit, error, is_loss=is_loss, **counts) from error
+        nlabels = len(labels) if are_of_one else int(labels is not None)
+        raise cannot_take_symbols(
+            culprit,
+            error,
+            is_loss=is_loss,
+            ninputs=ninputs,
+            nlabels=nlabels,
+            has_loss=task.loss is not None,
+        ) from error
 
 
 def _grouped(block: Any, loss: Any, losses: Any, outputs: Any) -> mx.sym.Symbol:

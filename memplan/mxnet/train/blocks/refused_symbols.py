@@ -55,13 +55,14 @@ def warn_of_own_error(block: Any, error: Exception) -> None:
 
 
 def cannot_take_symbols(
-    culprit: Any, error: Exception, *, is_loss: bool, ninputs: int, nlabels: int
+    culprit: Any, error: Exception, *, is_loss: bool, ninputs: int, nlabels: int, has_loss: bool
 ) -> TraceError:
     """That for which ``culprit``, a block or a loss, has raised this ``error`` with Symbols.
 
     It names the innermost block of which code of the script's ran, and the line. ``ninputs`` is
     how many inputs a TrainStep was called with, which may be meant for batches, and ``nlabels``
     how many labels a loss gets as one argument, of which it may want each as one of its own.
+    A block whose step has no loss (``has_loss``) gets the labels behind its inputs.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     called = {*_CALLED_BY_SCRIPTS, *sys.stdlib_module_names} - {"__main__"}
@@ -78,7 +79,15 @@ def cannot_take_symbols(
             f"; the {ninputs} arrays, which are on one context, are its inputs: if they are "
             f"batches, make one of them (mx.nd.concat(*x, dim=0)), or load each to another context"
         )
-    if nlabels > 1 and isinstance(error, TypeError) and is_loss and not places:
+    if not places and isinstance(error, TypeError) and nlabels == 0 and is_loss:
+        advice = "; if it takes a label, call the step with one: step(x, y)"
+    if not places and isinstance(error, TypeError) and nlabels > 0 and not has_loss:
+        advice = (
+            "; as the TrainStep has no loss, the block gets the labels behind its inputs: if they "
+            "are for a loss, give it that, TrainStep(block, loss)"
+        )
+    # MXNet's blocks assert that each argument is a Symbol.
+    if nlabels > 1 and isinstance(error, TypeError | AssertionError) and is_loss and not places:
         advice = (
             f"; the {nlabels} labels arrive as one argument, a list: give {LOSS_OF_SEVERAL_LABELS}"
         )

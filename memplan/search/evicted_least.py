@@ -17,15 +17,17 @@ NEAR = 0.002
 PATIENCE_BY_OPS, FEWEST, MOST = 36_000, 20, 100
 
 
-def lowest(graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None) -> Schedule:
+def evicted_least(
+    graph: TrainingGraph, stop: Stop, *, most_seconds: float | None = None
+) -> Schedule:
     """The least memory found in at most these seconds a step (None: one extra forward pass)."""
     for schedule in _lower_and_lower(graph, stop, most_seconds=most_seconds):
         best = schedule
     return best
 
 
-def lowest_or_end(graph: TrainingGraph, stop: Stop, *, most_seconds: float) -> Schedule:
-    """As :func:`lowest`; an interrupt ends it, and ``stop``, with the least so far."""
+def evicted_least_or_end(graph: TrainingGraph, stop: Stop, *, most_seconds: float) -> Schedule:
+    """As :func:`evicted_least`; an interrupt ends it, and ``stop``, with the least so far."""
     best = Schedule.unplanned(graph)
     try:
         for schedule in _lower_and_lower(graph, stop, most_seconds=most_seconds):
@@ -38,7 +40,7 @@ def lowest_or_end(graph: TrainingGraph, stop: Stop, *, most_seconds: float) -> S
 def _lower_and_lower(
     graph: TrainingGraph, stop: Stop, *, most_seconds: float | None
 ) -> Iterator[Schedule]:
-    """The unplanned schedule, and as they are found those of less memory: see :func:`lowest`."""
+    """The unplanned schedule, and as they are found those of less memory: :func:`evicted_least`."""
     if most_seconds is None:
         most_seconds = graph.seconds + graph.forward_seconds
     unplanned = Schedule.unplanned(graph)
