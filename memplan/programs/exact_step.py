@@ -37,13 +37,14 @@ class After:
 
     ``useful`` are the tensors that may be read yet, ``stuck`` those that will be and cannot be
     computed again, ``needed`` those that are written and will be read by an op that has not run,
-    or at the end.
+    or at the end. ``written`` are all that they have written.
     """
 
     useful: int
     stuck: int
     needed: int
     units_to_come: int
+    written: int
 
 
 @dataclass(frozen=True)
@@ -128,32 +129,33 @@ class ExactStep:
                 needed |= call.inputs
                 units += call.units
         needed &= written
-        return After(useful, needed & self.once, needed, units)
+        return After(useful, needed & self.once, needed, units, written)
 
-    def units_left(self, done: int, held: int) -> int | None:
+    def units_left(
+        self, done: int, held: int, needs: Sequence[tuple[int, int]] | None = None
+    ) -> int | None:
         """What every way from here to the end takes at least; None if there is no way.
 
         Each op that has not run must. What will be read and is not held is computed again, and so
-        is what that reads, if it is not held.
+        is what that reads, if it is not held. ``needs`` are what is read until one gate after
+        another, and what runs again from there on in any case
+        (:mod:`memplan.programs.exact_gates`): to the end, if there are none.
         """
-        after = self.after(done)
-        missing, units, calls, producer = (
-            after.needed & ~held,
-            after.units_to_come,
-            self.calls,
-            self.graph.producer,
-        )
+        after, calls, producer = self.after(done), self.calls, self.graph.producer
         if after.stuck & ~held:
             return None
-        written = 0
-        while missing:
-            call = calls[producer[(missing & -missing).bit_length() - 1]]
-            if not call.repeatable:
-                return None
-            units += call.units
-            written |= call.outputs
-            missing = (missing | call.inputs & ~held) & ~written
-        return units
+        written = units = most = 0
+        for needed, later in needs or ((after.needed, 0),):
+            missing = needed & ~held & ~written
+            while missing:
+                call = calls[producer[(missing & -missing).bit_length() - 1]]
+                if not call.repeatable:
+                    return None
+                units += call.units
+                written |= call.outputs
+                missing = (missing | call.inputs & ~held) & ~written
+            most = max(most, units + later)
+        return after.units_to_come + most
 
 
 def _call(
@@ -178,21 +180,3 @@ def _call(
         takeovers,
         tuple(dict.fromkeys(mask for _, masks in takeovers for mask in masks)),
     )
-
-
-def enough_of(masks: Sequence[int], sizes: Sequence[int], nbytes: int) -> Iterator[int]:
-    """The unions of as few ``masks`` as free ``nbytes``: without any one of them it is less.
-
-    ``sizes`` are what each frees, the largest first.
-    """
-    rest = [0] * (len(sizes) + 1)
-    for place in range(len(sizes) - 1, -1, -1):
-        rest[place] = rest[place + 1] + sizes[place]
-    stack = [(0, nbytes, 0)]
-    while stack:
-        place, left, chosen = stack.pop()
-        if left <= 0:
-            yield chosen
-        elif rest[place] >= left:
-            stack.append((place + 1, left, chosen))
-            stack.append((place + 1, left - sizes[place], chosen | masks[place]))
