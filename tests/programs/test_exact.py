@@ -241,6 +241,18 @@ def test_of_an_op_that_may_write_over_many_buffers_no_choice_is_made() -> None:
         assert last_fact(graph, 9).bound_seconds == pytest.approx(graph.seconds)
 
 
+def test_what_an_op_writes_into_a_buffer_that_it_takes_stays() -> None:
+    """Of its two outputs one may be written over what it reads, and one is there in any case."""
+    ops = [Op("s", "op", (), (0, 1), 3.0), Op("m", "op", (1,), (2,), 3.0)]
+    ops.append(Op("x", "op", (2,), (3,), 1.0))
+    handovers = (Handover(0, 0, False), Handover(0, 1, True))
+    ops.append(Op("two", "op", (1,), (4, 5), 0.0, handovers=handovers))
+    ops.append(Op("last", "op", (3, 5), (6, 7), 0.0))
+    tensors = tuple(Tensor(f"t{a}", n, n) for a, n in enumerate((1, 3, 2, 0, 3, 3, 1, 1)))
+    graph = TrainingGraph(tuple(ops), tensors, (7, 1), len(ops))
+    assert last_fact(graph, 5).bound_seconds == pytest.approx(10.0)
+
+
 def test_what_is_not_held_is_computed_again_with_all_that_it_reads() -> None:
     graph = chain(1, 1, 1)
     step, unit = ExactStep(graph, recompute_backward=False), graph.seconds / 2**40
