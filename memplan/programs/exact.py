@@ -68,7 +68,7 @@ class ExactSearch:
         # By gate what runs again from there on, at least; those of which no more can be said.
         self.units_after = dict.fromkeys((gate.op for gate in self.gates), 0)
         self.settled: set[int] = set()
-        self.nstates = 0
+        self.nstates = self.nchoices = 0
 
     def run(self, stop: Stop, *, states: int = STATES) -> Iterator[Fact]:
         """What is proved, now and then; at the end of the search the optimum, or that none fits."""
@@ -78,8 +78,11 @@ class ExactSearch:
         places: list[Gate | None] = [*reversed(self.gates), None]
         while True:
             for gate in places:
-                found = self._search(gate).run(stop, min(most, states - self.nstates))
-                self.nstates += found.nstates
+                choices = min(CHOICES * most, CHOICES * states - self.nchoices)
+                search = self._search(gate)
+                found = search.run(stop, min(most, states - self.nstates), choices)
+                self.nstates += search.nstates
+                self.nchoices += search.nchoices
                 if math.isinf(found.units):
                     yield Fact(None, math.inf)
                     return
@@ -91,7 +94,8 @@ class ExactSearch:
                 else:
                     self._learn(gate, found)
                     highest = max(highest, self.units_after[gate.op] + all_units)
-                is_over = self.nstates >= states or stop.is_over()
+                is_done = self.nstates >= states or self.nchoices >= CHOICES * states
+                is_over = is_done or stop.is_over()
                 if is_over or highest >= told + rise:
                     yield self._fact(highest, None)
                     told = highest
@@ -148,7 +152,6 @@ class _Found(NamedTuple):
     units: float
     way: Way
     is_cut: bool
-    nstates: int
 
 
 class _Dropping(NamedTuple):
@@ -187,26 +190,26 @@ class _Search:
         self.needs: dict[int, list[tuple[int, int]]] = {}
         self.open: list[tuple[int, int, int, int, int, int, Way, _Dropping | None]] = []
 
-    def run(self, stop: Stop, states: int) -> _Found:
+    def run(self, stop: Stop, states: int, choices: int) -> _Found:
         """The best way to the end, unless the work or the clock ends before it is found."""
         step, lowest = self.step, 0 if self.start else self.step.after(0).units_to_come
-        choices = self._begin()
+        following = self._begin()
         while True:
             # Where this is cut, some of what follows the state is not among the open ones: its own
             # bound holds then, and not the least of theirs.
-            if self._is_cut(choices, stop, states):
-                return _Found(lowest, None, True, self.nstates)
+            if self._is_cut(following, stop, states, choices):
+                return _Found(lowest, None, True)
             if not self.open:
-                return _Found(math.inf, None, False, self.nstates)
+                return _Found(math.inf, None, False)
             lowest, _, _, units, done, held, way, dropping = heapq.heappop(self.open)
             if dropping is not None:
-                choices = self._drop(units, done, held, way, dropping)
+                following = self._drop(units, done, held, way, dropping)
             elif self._is_worse(units, done, held):
-                choices = iter(())
+                following = iter(())
             elif done == step.every_op and not step.heads & ~held:
-                return _Found(lowest, way, False, self.nstates)
+                return _Found(lowest, way, False)
             else:
-                choices = self._expand(units, done, held, way)
+                following = self._expand(units, done, held, way)
 
     def _begin(self) -> Iterator[None]:
         """Before anything has run, or where the op of the gate runs next."""
@@ -218,11 +221,11 @@ class _Search:
             held = after.useful & after.written
             yield from self._run(-after.units_to_come, done, held, None, self.start.op)
 
-    def _is_cut(self, choices: Iterator[None], stop: Stop, states: int) -> bool:
+    def _is_cut(self, following: Iterator[None], stop: Stop, states: int, choices: int) -> bool:
         """Enter what follows a state; does the work or the clock end before all of it is?"""
-        for _ in choices:
+        for _ in following:
             self.nchoices += 1
-            if self.nstates >= states or self.nchoices >= CHOICES * states:
+            if self.nstates >= states or self.nchoices >= choices:
                 return True
             if self.nchoices % LOOK == 0 and stop.is_over():
                 return True

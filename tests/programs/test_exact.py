@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from memplan.programs.exact import ExactSearch
+from memplan.programs.exact import CHOICES, ExactSearch
 from memplan.programs.exact_gates import gates_of
 from memplan.programs.exact_step import ExactStep, mask_of
 from memplan.programs.proof import Fact
@@ -221,6 +221,7 @@ def test_of_many_alike_no_more_is_looked_at_than_is_asked(nalike: int) -> None:
     search = ExactSearch(graph, 10 * nalike + 30)
     *_, fact = search.run(Stop(math.inf), states=200)
     assert search.nstates <= 200 < 2**nalike
+    assert search.nchoices <= 200 * CHOICES
     assert graph.seconds - 1e-6 <= fact.bound_seconds <= graph.seconds + nalike // 2
 
 
