@@ -35,15 +35,16 @@ def mask_of(places: Iterable[int]) -> int:
 class After:
     """What holds once certain ops have run.
 
-    ``useful`` are the tensors that may be read yet. ``needed`` are those that are written and will
-    be read by an op that has not run, or at the end; ``stuck`` are those of them that cannot be
-    computed again. ``units_to_come`` is what the ops take that have not run.
+    ``useful`` are the tensors that may be read yet, ``stuck`` those that will be and cannot be
+    computed again, ``needed`` those that are written and will be read by an op that has not run,
+    or at the end. ``written`` are all that they have written.
     """
 
     useful: int
     stuck: int
     needed: int
     units_to_come: int
+    written: int
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class ExactStep:
     def __init__(self, graph: TrainingGraph, *, recompute_backward: bool) -> None:
         self.graph = graph
         self.unit_seconds = graph.seconds / 2**40 or 1.0
-        buffers, is_repeatable = Buffers(graph), repeatable(graph, backward=recompute_backward)
+        buffers, again = Buffers(graph), repeatable(graph, backward=recompute_backward)
         sized = mask_of(a for a, tensor in enumerate(graph.tensors) if tensor.nbytes)
         self.calls = [
-            _call(graph, k, buffers, sized, is_repeatable[k], self.unit_seconds)
+            _call(graph, k, buffers, sized, again[k], self.unit_seconds)
             for k in range(len(graph.ops))
         ]
         self.members = [mask_of(tensors) for _, tensors in buffers.classes]
@@ -80,7 +81,7 @@ class ExactStep:
         self.nbytes_by_mask = dict(zip(self.members, self.nbytes_of, strict=True))
         self.heads = mask_of(graph.heads) & sized
         self.every_op = (1 << len(graph.ops)) - 1
-        self.once = mask_of(a for a, p in enumerate(graph.producer) if not is_repeatable[p]) & sized
+        self.once = mask_of(a for a, p in enumerate(graph.producer) if not again[p]) & sized
         # Buffers of what is computed once: the ops that write them.
         self.once_writers = {
             mask: mask_of(graph.producer[a] for a in bits(mask))
@@ -111,10 +112,10 @@ class ExactStep:
         """What holds once the ops ``done`` have run."""
         known = self._after.get(done)
         if known is None:
-            known = self._after[done] = self._compute_after(done)
+            known = self._after[done] = self._found(done)
         return known
 
-    def _compute_after(self, done: int) -> After:
+    def _found(self, done: int) -> After:
         useful = needed = self.heads
         written = units = 0
         for k in range(len(self.calls) - 1, -1, -1):
@@ -128,27 +129,33 @@ class ExactStep:
                 needed |= call.inputs
                 units += call.units
         needed &= written
-        return After(useful, needed & self.once, needed, units)
+        return After(useful, needed & self.once, needed, units, written)
 
-    def units_left(self, done: int, held: int) -> int | None:
-        """The units that every way from here to the end takes at least; None if there is no way.
+    def units_left(
+        self, done: int, held: int, needs: Sequence[tuple[int, int]] | None = None
+    ) -> int | None:
+        """What every way from here to the end takes at least; None if there is no way.
 
         Each op that has not run must. What will be read and is not held is computed again, and so
-        is what that reads, if it is not held.
+        is what that reads, if it is not held. ``needs`` are what is read until one gate after
+        another, and what runs again from there on in any case
+        (:mod:`memplan.programs.exact_gates`): to the end, if there are none.
         """
-        after = self.after(done)
+        after, calls, producer = self.after(done), self.calls, self.graph.producer
         if after.stuck & ~held:
             return None
-        missing, units, written = after.needed & ~held, after.units_to_come, 0
-        calls, producer = self.calls, self.graph.producer
-        while missing:
-            call = calls[producer[(missing & -missing).bit_length() - 1]]
-            if not call.repeatable:
-                return None
-            units += call.units
-            written |= call.outputs
-            missing = (missing | call.inputs & ~held) & ~written
-        return units
+        written = units = most = 0
+        for needed, later in needs or ((after.needed, 0),):
+            missing = needed & ~held & ~written
+            while missing:
+                call = calls[producer[(missing & -missing).bit_length() - 1]]
+                if not call.repeatable:
+                    return None
+                units += call.units
+                written |= call.outputs
+                missing = (missing | call.inputs & ~held) & ~written
+            most = max(most, units + later)
+        return after.units_to_come + most
 
 
 def _call(
@@ -156,7 +163,7 @@ def _call(
     k: int,
     buffers: Buffers,
     sized: int,
-    is_repeatable: bool,
+    again: bool,
     unit_seconds: float,
 ) -> Call:
     op = graph.ops[k]
@@ -169,25 +176,7 @@ def _call(
         mask_of(op.outputs) & sized,
         mask_of(graph.dependencies[k]),
         int(op.seconds / unit_seconds),
-        is_repeatable,
+        again,
         takeovers,
         tuple(dict.fromkeys(mask for _, masks in takeovers for mask in masks)),
     )
-
-
-def enough_of(masks: Sequence[int], sizes: Sequence[int], nbytes: int) -> Iterator[int]:
-    """The unions of as few ``masks`` as free ``nbytes``: without any one of them it is less.
-
-    ``sizes`` are what each frees, the largest first.
-    """
-    rest = [0] * (len(sizes) + 1)
-    for place in range(len(sizes) - 1, -1, -1):
-        rest[place] = rest[place + 1] + sizes[place]
-    stack = [(0, nbytes, 0)]
-    while stack:
-        place, left, chosen = stack.pop()
-        if left <= 0:
-            yield chosen
-        elif rest[place] >= left:
-            stack.append((place + 1, left, chosen))
-            stack.append((place + 1, left - sizes[place], chosen | masks[place]))

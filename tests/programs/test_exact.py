@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import pytest
 
 from helpers.amounts import is_whole
-from memplan.programs.exact import ExactSearch
-from memplan.programs.exact_step import ExactStep, enough_of, mask_of
+from memplan.programs.exact import CHOICES, ExactSearch
+from memplan.programs.exact_gates import gates_of
+from memplan.programs.exact_step import ExactStep, mask_of
 from memplan.programs.proof import Fact
 from memplan.step.graph import Handover, Op, Tensor, TrainingGraph
 from memplan.step.schedule import Schedule
@@ -20,11 +21,13 @@ from memplan.step.simulate import simulate
 from memplan.util.stop import Stop
 
 
-def small_graph(some: random.Random, *, shares: bool) -> TrainingGraph:
+def small_graph(
+    some: random.Random, *, shares: bool, lengths: tuple[int, ...] = (4, 5, 5)
+) -> TrainingGraph:
     """Ops of all kinds: several outputs, none of bytes, shared buffers, such as run once."""
     ops: list[Op] = []
     tensors: list[Tensor] = []
-    for t in range(some.choice((4, 5, 5))):
+    for t in range(some.choice(lengths)):
         written = range(len(tensors))
         others = some.sample(written, min(len(tensors), some.choice((0, 1, 1, 2))))
         latest = written[-1:] if some.random() < 0.6 else ()
@@ -111,6 +114,54 @@ def test_no_schedule_takes_less_than_what_is_said(*, shares: bool) -> None:
     assert taken["impossible"] > 50
 
 
+def test_searches_from_gates_say_what_one_of_the_whole_step_does() -> None:
+    """No more wherever they are ended, and as much at their end."""
+    taken: Counter[str] = Counter()
+    for seed in range(60):
+        some = random.Random(seed)
+        graph = small_graph(some, shares=some.random() < 0.5, lengths=(6, 8, 10))
+        backward = some.random() < 0.5
+        for budget in budgets_of(graph):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("memplan.programs.exact.gates_of", lambda graph: [])
+                whole = last_fact(graph, budget, backward=backward)
+            begun = last_fact(graph, budget, backward=backward, states=some.choice((20, 60, 200)))
+            bound = last_fact(graph, budget, backward=backward).bound_seconds
+            assert begun.bound_seconds <= bound + 1e-9
+            assert bound == pytest.approx(whole.bound_seconds)
+            taken["dearer"] += graph.seconds < bound - 1e-9 < math.inf
+            taken["impossible"] += bound == math.inf
+    assert min(taken["dearer"], taken["impossible"]) > 20, taken
+
+
+def test_gates_let_a_search_of_a_long_chain_end() -> None:
+    graph = chain(*(3, 1, 4, 1, 5, 2) * 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memplan.programs.exact.gates_of", lambda graph: [])
+        without = last_fact(graph, 18, states=12_000)
+    fact = last_fact(graph, 18, states=12_000)
+    assert without.schedule is None
+    assert fact.schedule is not None
+    assert without.bound_seconds < fact.bound_seconds == pytest.approx(fact.schedule.seconds)
+
+
+def test_ops_beside_which_many_others_may_have_run_are_no_gates() -> None:
+    """Of parallel ops each set can have run before another one; of those before them none has."""
+    ops = [Op("source", "op", (), (0,), 1.0)]
+    ops += [Op(f"branch{t}", "op", (0,), (t,), 1.0) for t in range(1, 7)]
+    ops.append(Op("sum", "op", tuple(range(1, 7)), (7,), 1.0))
+    graph = TrainingGraph(tuple(ops), tuple(Tensor(f"t{a}", 1, 1) for a in range(8)), (7,), 8)
+    assert [(gate.op, gate.sets) for gate in gates_of(graph)] == [(0, (0,)), (7, (127,))]
+    few = dataclasses.replace(
+        graph,
+        ops=(*graph.ops[:3], Op("sum", "op", (1, 2), (3,), 1.0)),
+        tensors=graph.tensors[:4],
+        heads=(3,),
+        nforward=4,
+    )
+    assert [(gate.op, gate.sets) for gate in gates_of(few)] == [(0, (0,)), (2, (1, 3)), (3, (7,))]
+
+
 def chain(*sizes: int) -> TrainingGraph:
     """A chain, and backward ops that read its tensors from the last to the first."""
     nforward = len(sizes)
@@ -171,6 +222,7 @@ def test_of_many_alike_no_more_is_looked_at_than_is_asked(nalike: int) -> None:
     search = ExactSearch(graph, 10 * nalike + 30)
     *_, fact = search.run(Stop(math.inf), states=200)
     assert search.nstates <= 200 < 2**nalike
+    assert search.nchoices <= 200 * CHOICES
     assert graph.seconds - 1e-6 <= fact.bound_seconds <= graph.seconds + nalike // 2
 
 
@@ -191,11 +243,16 @@ def test_of_an_op_that_may_write_over_many_buffers_no_choice_is_made() -> None:
         assert last_fact(graph, 9).bound_seconds == pytest.approx(graph.seconds)
 
 
-def test_no_more_is_dropped_than_makes_room() -> None:
-    masks, sizes = [1, 2, 4], [5, 3, 2]
-    assert set(enough_of(masks, sizes, 0)) == {0}
-    assert set(enough_of(masks, sizes, 4)) >= {1, 6}
-    assert list(enough_of(masks, sizes, 11)) == []
+def test_what_an_op_writes_into_a_buffer_that_it_takes_stays() -> None:
+    """Of its two outputs one may be written over what it reads, and one is there in any case."""
+    ops = [Op("s", "op", (), (0, 1), 3.0), Op("m", "op", (1,), (2,), 3.0)]
+    ops.append(Op("x", "op", (2,), (3,), 1.0))
+    handovers = (Handover(0, 0, False), Handover(0, 1, True))
+    ops.append(Op("two", "op", (1,), (4, 5), 0.0, handovers=handovers))
+    ops.append(Op("last", "op", (3, 5), (6, 7), 0.0))
+    tensors = tuple(Tensor(f"t{a}", n, n) for a, n in enumerate((1, 3, 2, 0, 3, 3, 1, 1)))
+    graph = TrainingGraph(tuple(ops), tensors, (7, 1), len(ops))
+    assert last_fact(graph, 5).bound_seconds == pytest.approx(10.0)
 
 
 def test_what_is_not_held_is_computed_again_with_all_that_it_reads() -> None:

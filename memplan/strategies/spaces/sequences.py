@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memplan.programs.exact import MOST_OPS, STATES, ExactSearch
+from memplan.programs.exact import MANY_OPS, MOST_OPS, STATES, STATES_OF_MANY, ExactSearch
 from memplan.programs.moment_refinement import refine_moments
 from memplan.programs.order_tree import raise_bound
 from memplan.programs.proof import Fact, ProofOptions
@@ -248,7 +248,8 @@ def _is_settled(proving: Proving) -> bool:
     assert problem.budget_nbytes is not None
     backward = options.recompute_backward
     search = ExactSearch(problem.graph, problem.budget_nbytes, recompute_backward=backward)
-    for fact in search.run(proving.stop, states=int(min(1.0, options.effort) * STATES)):
+    most = STATES_OF_MANY if len(problem.graph.ops) > MANY_OPS else STATES
+    for fact in search.run(proving.stop, states=int(min(1.0, options.effort) * most)):
         schedule, bound = fact.schedule, fact.bound_seconds
         if schedule is not None and not options.reorder and not _is_in_order(schedule):
             schedule = None
