@@ -71,7 +71,7 @@ def main() -> None:
     defaults = {"layers": 6, "filters": 16, "batch": 8, "size": 32, "updates": 15}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--budget", default="60%", help="of the unplanned step, or bytes")
+    parser.add_argument("--budget", default="70%", help="of the unplanned step, or bytes")
     parser.add_argument("--seconds", type=float, default=10, help="for each plan, at most")
     options = parser.parse_args()
     shape = (options.batch, 3, options.size, options.size)

@@ -11,9 +11,12 @@ import mxnet as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from memplan.mxnet.realise.estimate import code_in_memory
 from memplan.planning import known
 
 pytest.register_assert_rewrite("helpers", "oracles")
+
+MOST_UNCOUNTED_NBYTES = code_in_memory.MOST_UNCOUNTED_NBYTES
 
 # A busy machine makes no example one that is drawn too slowly.
 NO_CLOCK: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -73,6 +76,24 @@ def _searches_have_the_time_they_need() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memplan.strategies.base.DEFAULT_SECONDS", 3600.0)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _little_that_is_promised_is_code() -> Iterator[None]:
+    """Budgets of the suite's networks, of a few hundred kB, are about what these hold.
+
+    With what counts of a process's code, no plan would save a tenth of them. Tests of that, and
+    those of snippets, ask for ``code_counts``.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code_in_memory, "MOST_UNCOUNTED_NBYTES", 14_000_000)
+        yield
+
+
+@pytest.fixture
+def code_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code counts as it does for users."""
+    monkeypatch.setattr(code_in_memory, "MOST_UNCOUNTED_NBYTES", MOST_UNCOUNTED_NBYTES)
 
 
 @pytest.fixture(autouse=True, scope="session")

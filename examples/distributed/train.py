@@ -109,7 +109,7 @@ def main() -> None:
     sizes = {"layers": 6, "filters": 16, "batch": 16, "size": 32, "batches": 8, "epochs": 3}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--budget", default="60%", help="of each worker's unplanned step, or bytes")
+    parser.add_argument("--budget", default="70%", help="of each worker's unplanned step, or bytes")
     parser.add_argument("--seconds", type=float, default=10, help="for planning, at most")
     parser.add_argument("--unplanned", action="store_true", help="as MXNet trains, to compare")
     parser.add_argument("--save", help="folder for the weights, worker0.npz and so on")

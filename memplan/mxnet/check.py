@@ -26,10 +26,10 @@ from memplan.util.numbers import shown
 from memplan.util.tables import text_table
 from memplan.util.words import first_of
 
-# What a process may take above the promise: a share of it, and the 14 MB of MXNet's code and of
+# What a process may take above the promise: a share of it, and the 6 MB of MXNet's code and of
 # calls that promises of small networks leave out at most, with how far estimates of these are off.
 TOLERANCE = 0.05
-TOLERANCE_NBYTES = 16 << 20
+TOLERANCE_NBYTES = 10_000_000
 
 _NOT_REPEATABLE = (
     "Two runs of MXNet's own, without a plan, differ from one another as well, so that this says "

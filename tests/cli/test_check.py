@@ -40,6 +40,7 @@ OPTIONS: dict[str, Any] = {"strategy": "chen_sqrt", "time_limit": NEVER_SECONDS}
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("code_counts")
 @pytest.mark.parametrize("realisation", ["mirror", "packed"])
 def test_a_plan_keeps_its_promise(realisation: str, result: Any) -> None:
     arguments = ("--realisation", realisation, "--steps", "1", "--optimizer", "adam")

@@ -29,6 +29,9 @@ from memplan import strategies
 from memplan.cli import main as cli
 from memplan.util.progress import LOGGER
 
+# Readers plan so.
+pytestmark = pytest.mark.usefixtures("code_counts")
+
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -7,6 +7,7 @@ import pytest
 
 from helpers.small_convolutions import SHAPE, activated, convolved
 from memplan.mxnet import profile
+from memplan.mxnet.check import TOLERANCE_NBYTES
 from memplan.mxnet.realise.estimate import code_in_memory
 from memplan.mxnet.realise.estimate.code_in_memory import (
     FIRST_NBYTES,
@@ -36,6 +37,11 @@ def _traced(body: Symbol, shape: tuple[int, ...] = SHAPE, realisation: str = "pa
 
 
 GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _as_for_users(code_counts: None) -> None:
+    """Code counts here."""
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def test_small_steps_count_a_share_of_what_they_write() -> None:
 
 
 @pytest.mark.parametrize("of_calls", [True, False])
-def test_no_more_is_left_out_than_the_smallest_networks_take(
+def test_no_more_is_left_out_than_a_promise_may_be_short_of(
     monkeypatch: pytest.MonkeyPatch, of_calls: bool
 ) -> None:
     """Networks of many small convolutions that differ take most for their code and their calls."""
@@ -97,7 +103,8 @@ def test_no_more_is_left_out_than_the_smallest_networks_take(
     traced = _traced(activated(convolved(mx.sym.Variable("data"))))
     assert code_nbytes(traced.nodes, GB if of_calls else 0) > 2 * GB
     assert uncounted_nbytes(traced.nodes, GB if of_calls else 0) == MOST_UNCOUNTED_NBYTES
-    assert MOST_UNCOUNTED_NBYTES > FIRST_NBYTES + OF_CONVOLUTIONS_NBYTES + OF_AVX512_NBYTES
+    # What is counted fell up to 4 MB short, and a promise is broken by TOLERANCE_NBYTES.
+    assert MOST_UNCOUNTED_NBYTES + 4_000_000 <= TOLERANCE_NBYTES
 
 
 @pytest.mark.usefixtures("counts_all")
@@ -162,7 +169,10 @@ def test_a_loss_of_float32_is_no_reason_to_count_more(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("realisation", ["mirror", "explicit", "packed"])
-def test_gradients_of_parameters_count_as_written_wherever_they_lie(realisation: str) -> None:
+def test_gradients_of_parameters_count_as_written_wherever_they_lie(
+    monkeypatch: pytest.MonkeyPatch, realisation: str
+) -> None:
+    monkeypatch.setattr(code_in_memory, "MOST_UNCOUNTED_NBYTES", GB)
     dense = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4096, no_bias=True)
     traced = _traced(dense, (2, 1024), realisation)
     of_weight = 4 * 1024 * 4096

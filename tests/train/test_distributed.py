@@ -14,7 +14,7 @@ import pytest
 
 from helpers.paths import ROOT
 
-SIZES = "--layers 3 --filters 8 --batch 8 --size 16 --batches 3 --epochs 2"
+SIZES = "--layers 3 --filters 8 --batch 8 --size 48 --batches 3 --epochs 2"
 Weights = dict[str, np.ndarray]
 
 
@@ -75,7 +75,7 @@ def assert_equal(one: Weights, other: Weights) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("api", ["module", "gluon"])
 def test_weights_are_those_of_the_unplanned_run(api: str, tmp_path: Path) -> None:
-    planned = train(api, tmp_path / "planned", "--budget", "80%")
+    planned = train(api, tmp_path / "planned", "--budget", "85%")
     unplanned = train(api, tmp_path / "unplanned", "--unplanned")
     for ours, stock in zip(planned, unplanned, strict=True):
         assert_equal(ours, stock)

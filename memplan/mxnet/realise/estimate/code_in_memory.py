@@ -33,7 +33,7 @@ _TAKING_MORE = {*CONVOLUTIONS, "BatchNorm"}
 
 # What each further operator takes that is called like others: in executors as MXNet binds them, in
 # executors of explicit steps, and in packed steps (the same script, of an LSTM's cell).
-CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 4_000
+CALL_NBYTES, EXPLICIT_CALL_NBYTES, PACKED_CALL_NBYTES = 6_700, 9_500, 6_000
 
 # What a call of a convolution or a BatchNorm by oneDNN takes beyond that. Set by least squares on
 # networks like those of benchmarks/small_convolutions.py, which has the promises that follow.
@@ -44,10 +44,11 @@ FURTHER_CALL_NBYTES = 8_000
 # With a twentieth executors' steps of 40 to 100 MB took up to 1.19 of their promise.
 MOST_OF_WRITTEN = 10
 
-# But no more than this is left out, which is what a process takes that trains the smallest network
-# of convolutions. Else networks of hundreds of different small ones, whose calls take more than a
-# tenth of what they write, take far more than they are promised.
-MOST_UNCOUNTED_NBYTES = 14_000_000
+# But no more than this is left out: a process is to take 10 MB more than a twentieth above its
+# promise at most (check.py), and what is counted here falls up to 4 MB short (of convolutions in
+# groups, benchmarks/small_convolutions.py). The price: of a step of a few hundred kB most of a
+# promise is code, and a budget that leaves room for it saves little.
+MOST_UNCOUNTED_NBYTES = 6_000_000
 
 # The calls of operators that run again count, too, each at most a quarter of what its operator
 # writes, in steps whose calls take more than this and more than a fiftieth of all that is written:
