@@ -51,7 +51,7 @@ WIDE = 0.01
 
 # Plans in blocks that take more than this part of the step are searched from other schedules, too,
 # one of which is of the least memory, with this part of a search's work.
-COSTLY, FEWEST_SHARE = 0.1, 0.5
+COSTLY, FEWEST_SHARE = 0.05, 0.5
 
 
 @dataclass(frozen=True)

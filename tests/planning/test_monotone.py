@@ -17,7 +17,9 @@ from memplan.errors import BudgetError
 from memplan.planning import least as planning_least
 from memplan.planning.attempt import budget_error, try_strategy
 from memplan.planning.job import Job
+from memplan.planning.least import LeastSearch
 from memplan.planning.plan import Attempt
+from memplan.planning.realised import realise
 from memplan.step.schedule import Schedule
 from memplan.strategies import REALISATIONS, Outcome, Status
 from memplan.strategies.auto import Auto
@@ -173,3 +175,33 @@ def test_where_the_clock_cuts_all_searches_quick_strategies_are_asked_again(
     monkeypatch.setattr(Job, "least_by", lambda *_: pytest.fail("a plan is known already"))
     plan = memplan.plan(net, realisation="packed", budget="70%", **shapes)
     assert plan.schedule == asked[1]
+
+
+def test_the_cheapest_is_taken_that_the_search_for_the_least_memory_has_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where all else finds nothing, what takes the least memory may cost many times as much."""
+    job = _job(0, "packed")
+    unplanned = Schedule.unplanned(job.graph)
+    kept = (range(0, job.graph.nforward, every) for every in range(2, job.graph.nforward))
+    schedules = (job.space.keeping(job.graph, some) for some in kept)
+    of_total = {realise(job, schedule).footprint.total_nbytes: schedule for schedule in schedules}
+    limit = realise(job, unplanned).footprint.total_nbytes * 9 // 10
+    fitting = [schedule for nbytes, schedule in of_total.items() if nbytes <= limit]
+    cheap, *_, dear = sorted(fitting, key=_seconds)
+    assert cheap.seconds < dear.seconds
+    monkeypatch.setattr(LeastSearch, "_quick_least", lambda *_: dear)
+    monkeypatch.setattr(LeastSearch, "_least_from", lambda _, schedule, *others: schedule)
+    monkeypatch.setattr(planning_least, "schedule_without_budget", lambda *_: cheap)
+    monkeypatch.setattr(Problem, "cheapest", lambda _, schedules, **options: next(iter(schedules)))
+    least = job.least_by(Unlucky())
+    monkeypatch.undo()
+    assert least.schedule == dear
+    monkeypatch.setattr("memplan.planning.attempt.quick_schedule", lambda *_, **options: unplanned)
+    plan = try_strategy(job, Unlucky(), limit).plan
+    assert plan is not None
+    assert plan.schedule == cheap
+
+
+def _seconds(schedule: Schedule) -> float:
+    return schedule.seconds

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.amounts import long_except
 from helpers.graphs import UNIT, unit_chain
-from helpers.held_out import cells, held_out, training_step, tree
+from helpers.held_out import Wiring, cells, held_out, shortcuts, training_step, tree
 from helpers.networks import residual_net
 from helpers.special_networks import attention_layers, unet_of_few_tensors
 from memplan.memory.memory import Blocks, Packed
@@ -92,6 +92,29 @@ def test_in_blocks_the_usual_order_is_searched_from_nothing_too(seed: int) -> No
     assert auto is not None
     assert schedule is not None
     assert auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "seed", "percent"),
+    [(cells(12), 1, 45), (shortcuts(30), 2, 45), (shortcuts(70), 1, 45), (shortcuts(70), 1, 60)],
+    ids=["least memory", "few ops", "start", "cheap"],
+)
+def test_in_blocks_other_schedules_are_searched_from_too(
+    wiring: Wiring, seed: int, percent: int
+) -> None:
+    """From nothing, or from a start that runs all again and again, a search ends far above."""
+    graph = training_step(wiring, seed)
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * percent // 100
+    problem = Problem(graph, budget, memory=memory, time_limit=PLENTY)
+    start = quick_schedule(problem, Stop.after(PLENTY))
+    auto = Auto(effort=EFFORT, gap=0.0, start=start).solve(problem).schedule
+    assert auto is not None
+    assert memory.nbytes(auto) <= budget
+    assert auto.overhead <= 0.4
+    for other in (Search(effort=EFFORT, start=start), Evict()):
+        schedule = other.solve(problem).schedule
+        assert schedule is None or auto.seconds <= schedule.seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("count", "percent"), [(2, 69), (2, 72), (6, 63), (6, 72), (6, 80)])
