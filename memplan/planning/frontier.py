@@ -21,7 +21,7 @@ from memplan.planning.realisation import Symbol
 from memplan.planning.tasks import Task, run
 from memplan.planning.told_apart import no_shapes_for_options
 from memplan.step.schedule import Schedule
-from memplan.strategies import Strategy, configured, create, options_of
+from memplan.strategies import Status, Strategy, configured, create, options_of
 from memplan.util.arguments import several_of, with_named_options
 from memplan.util.interrupts import Interrupt, noticing
 from memplan.util.nbytes import format_nbytes, parse_budget
@@ -241,6 +241,19 @@ class _Curve:
         ]
         return max((self.job.graph.seconds * (1.0 + share) for share in shares), default=0.0)
 
+    def _least(self, attempt: Attempt) -> Attempt:
+        """``attempt``; that of the least memory with the plan of another point that takes less."""
+        if attempt.plan is None or attempt.budget_nbytes is not None:
+            return attempt
+        most_seconds = self.job.problem(None).most_seconds
+        plans = [plan for plan in self._plans if plan.schedule.seconds <= most_seconds]
+        least = min([attempt.plan, *plans], key=lambda plan: (plan.total_nbytes, plan.overhead))
+        if least is not attempt.plan:
+            least = dataclasses.replace(
+                least, status=Status.FEASIBLE, budget_nbytes=None, lower_bound_overhead=None
+            )
+        return dataclasses.replace(attempt, plan=least)
+
     def result(self) -> Frontier:
         """The curve, without what another plan beats."""
 
@@ -249,7 +262,8 @@ class _Curve:
             return attempt.plan.total_nbytes, attempt.plan.overhead
 
         # The first is of another strategy, within the bytes of the unplanned step.
-        attempts = with_shared_bounds((place > 0, a) for place, a in enumerate(self.attempts))
+        known = map(self._least, self.attempts)
+        attempts = with_shared_bounds((place > 0, a) for place, a in enumerate(known))
         points: list[Attempt] = []
         left_out = [attempt for attempt in attempts if attempt.plan is None]
         for attempt in sorted((a for a in attempts if a.plan is not None), key=rank):

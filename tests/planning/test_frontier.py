@@ -190,6 +190,30 @@ def test_what_another_plan_beats_is_left_out() -> None:
         assert attempt.plan.overhead >= best.overhead
 
 
+@dataclass(frozen=True)
+class Idle:
+    """Says for the least memory what recomputes a few ops, as a search that is cut does."""
+
+    def solve(self, problem: Problem) -> Outcome:
+        if problem.budget_nbytes is not None:
+            return Prefix().solve(problem)
+        few = flaggable(problem.graph)[:3]
+        return Outcome(Status.FEASIBLE, mirror(problem.graph, frozenset(few)))
+
+
+def test_the_least_memory_is_the_least_of_all_points() -> None:
+    """Of those at no more than one extra forward pass."""
+    curve = frontier(strategy=Idle(), budgets=[None, "70%", "75%"])
+    [least] = [point.plan for point in curve.points if point.budget_nbytes is None]
+    [at_70] = [point.plan for point in frontier(strategy=Idle(), budgets=["70%"]).points[1:]]
+    assert least is not None
+    assert at_70 is not None
+    assert curve.points[-1].plan is least
+    assert least.schedule == at_70.schedule
+    assert least.budget_nbytes is None
+    assert least.lower_bound_overhead is None
+
+
 def test_a_curve_must_fall() -> None:
     curve = frontier(strategy="memonger", budgets=2)
     with pytest.raises(ArgumentError, match="fewer bytes at more time"):
