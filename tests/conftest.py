@@ -82,8 +82,9 @@ def _searches_have_the_time_they_need() -> Iterator[None]:
 def _little_that_is_promised_is_code() -> Iterator[None]:
     """Budgets of the suite's networks, of a few hundred kB, are about what these hold.
 
-    With what counts of a process's code, no plan would save a tenth of them. Tests of that, and
-    those of snippets, ask for ``code_counts``.
+    With what counts of a process's code, no plan would save a tenth of them: here 14 MB of it are
+    left out, all that a small network takes. Tests of promises, and those of snippets, ask for
+    ``code_counts``. Processes that tests start plan as users do.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(code_in_memory, "MOST_UNCOUNTED_NBYTES", 14_000_000)

@@ -64,7 +64,10 @@ def refusal(job: Job, attempt: Attempt, floor: Floor, least: Least, better: str)
     elif least_nbytes <= budget_nbytes:
         sentences.append("strategy='auto' plans within this budget")
     else:
-        sentences.append("Raise the budget, or lower the batch size")
+        if held_nbytes >= budget_nbytes:  # a smaller batch has most of it, too
+            sentences.append("Raise the budget: what is held whatever the plan takes all of it")
+        else:
+            sentences.append("Raise the budget, or lower the batch size")
         is_auto = attempt.strategy.partition(":")[0] in ("auto", "Auto")
         if isinstance(least.solver, Auto) and not is_auto:
             sentences.append("At that least memory strategy='auto' plans; others may not")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from memplan.programs.proof import Fact, ProofOptions
 from memplan.programs.solver import DEFAULT_SOLVER
 from memplan.step.schedule import Schedule
-from memplan.strategies.auto_least import least_made_cheaper, within_a_pass
 from memplan.strategies.auto_searches import (
     AGAIN_SHARE,
     ANEW_SHARE,
@@ -20,6 +19,7 @@ from memplan.strategies.auto_searches import (
     is_large,
     times_the_work,
 )
+from memplan.strategies.auto_starts import evicted, least_made_cheaper, within_a_pass
 from memplan.strategies.base import (
     DEFAULT_GAP,
     Outcome,
@@ -27,7 +27,6 @@ from memplan.strategies.base import (
     Status,
     check_options,
 )
-from memplan.strategies.evict import Evict
 from memplan.strategies.proof_beside import ProofBeside
 from memplan.strategies.quick import quick_start
 from memplan.strategies.shares import of_beginnings, of_proof
@@ -310,9 +309,7 @@ class _Search:
 
     def _evicted(self, until: Stop) -> None:
         """Take what the strategy `evict` finds, if it is the cheapest."""
-        evicted = Evict(seed=self.auto.seed, recompute_backward=self.auto.recompute_backward)
-        found = evicted.solve(dataclasses.replace(self.problem, time_limit=until.seconds_left))
-        self.best = self.problem.cheapest([self.best, found.schedule])
+        self.best = self.problem.cheapest([self.best, evicted(self.problem, until, self.options)])
 
     def _start_of_search(self, until: Stop) -> Schedule | None:
         """What the strategy `search` begins with, be it over the budget."""

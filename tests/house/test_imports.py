@@ -105,6 +105,7 @@ SHARED = {
         "least",
         "quick",
         "auto_searches",
+        "auto_starts",
         "shares",
         "proof_apart",
         "proof_beside",

@@ -67,6 +67,7 @@ def test_a_share_that_code_exceeds_is_refused_with_bytes_that_do(realisation: st
     with pytest.raises(BudgetError, match="the workspace of operators") as refused:
         memplan.plan(net, budget="60%", **options)
     assert refused.value.proved
+    assert "lower the batch size" not in str(refused.value)
     lowest = refused.value.lowest_nbytes
     assert lowest is not None
     plan = memplan.plan(net, budget=lowest, **options)

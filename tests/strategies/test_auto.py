@@ -28,7 +28,7 @@ from memplan.step.mirroring import flaggable
 from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
-from memplan.strategies import Status, auto, auto_least, auto_searches, create, names, quick
+from memplan.strategies import Status, auto, auto_searches, auto_starts, create, names, quick
 from memplan.strategies.auto import Auto
 from memplan.strategies.base import Problem
 from memplan.strategies.spaces import sequences, space
@@ -206,7 +206,7 @@ def test_the_schedule_of_the_least_memory_is_exchanged_for_a_cheaper_one_only(
     graph = unit_chain(12)
     dear = Auto(effort=0.1).solve(Problem(graph, 5 * UNIT, time_limit=NEVER_SECONDS)).schedule
     assert dear is not None
-    monkeypatch.setattr(auto_least, "least", lambda *_: Schedule.unplanned(graph))
+    monkeypatch.setattr(auto_starts, "least", lambda *_: Schedule.unplanned(graph))
     monkeypatch.setattr(Sequences, "improve", lambda *_: dear)
     monkeypatch.setattr(Problem, "cheapest", lambda *arguments: arguments[1][-1])
     found = Auto(effort=0.1).solve(Problem(graph, None, time_limit=NEVER_SECONDS)).schedule

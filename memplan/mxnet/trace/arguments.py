@@ -171,13 +171,18 @@ def _dtypes_of_module(symbol: mx.sym.Symbol, inputs: Collection[str]) -> dict[st
     """
     nodes = symbol_json.parse(symbol)["nodes"]
     typed = {node["name"] for node in nodes if "__dtype__" in node.get("attrs", {})}
-    untyped = [name for name in symbol.list_arguments() if name not in typed]
-    named = [name for name in untyped if name in inputs or name.endswith("label")]
+    every = {name: np.float32 for name in symbol.list_arguments() if name not in typed}
+    named = {name: np.float32 for name in every if name in inputs or name.endswith("label")}
+    fitting = (types for types in (named, every) if _says_all(symbol, types))
+    return next(fitting, named)
+
+
+def _says_all(symbol: mx.sym.Symbol, type_dict: Mapping[str, Any]) -> bool:
+    """Do these dtypes fit the network, and give all the others?"""
     try:
-        types = symbol.infer_type_partial(**dict.fromkeys(named, np.float32))[0]
+        return None not in symbol.infer_type_partial(**type_dict)[0]
     except MXNetError:
-        return dict.fromkeys(named, np.float32)
-    return dict.fromkeys(untyped if None in types else named, np.float32)
+        return False
 
 
 def complete_grad_req(

@@ -1,4 +1,4 @@
-"""The least memory as `auto` finds it: by steps down, by drops at the peaks, then made cheaper."""
+"""What `auto` begins another search with: its plan of least memory, and what `evict` finds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from memplan.step.schedule import Schedule
 from memplan.strategies.base import Problem
+from memplan.strategies.evict import Evict
 from memplan.strategies.least import least, least_of_drops, lower
 from memplan.strategies.quick import quick_start
 from memplan.strategies.spaces.space import SearchOptions
@@ -46,6 +47,12 @@ def within_a_pass(
     most_overhead = most_seconds / graph.seconds - 1.0
     without = dataclasses.replace(problem.within(None), max_overhead=most_overhead)
     return _once(without, starts, stop, options)
+
+
+def evicted(problem: Problem, stop: Stop, options: SearchOptions) -> Schedule | None:
+    """What the strategy `evict` finds, if anything."""
+    evict = Evict(seed=options.seed, recompute_backward=options.recompute_backward)
+    return evict.solve(dataclasses.replace(problem, time_limit=stop.seconds_left)).schedule
 
 
 def _once(
