@@ -92,7 +92,8 @@ class Module(mx.mod.Module):  # type: ignore[misc]
         unseen: str = "plan",
     ) -> None:
         _check_symbol(symbol)
-        check_by_place(data_names=data_names, logger=logger)
+        named = {"data_names": data_names, "label_names": label_names}
+        check_by_place(symbol.list_arguments(), logger=logger, **named)
         super().__init__(
             symbol,
             data_names=data_names,

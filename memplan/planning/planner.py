@@ -74,12 +74,15 @@ def search_plan(
 
 def _check_ntrial(ntrial: Any, strategy: Any) -> None:
     """ArgumentError where it is rather a budget, and beside another strategy."""
-    if isinstance(plain(ntrial), str | float):
+    number = plain(ntrial)
+    if isinstance(number, str) or (isinstance(number, float) and number <= 1.0):
         raise ArgumentError(
             f"ntrial must be an integer, got {shown(ntrial)}; if that is the budget, give it "
             f"by its name: budget={shown(ntrial)}"
         )
-    if strategy not in ("auto", "memonger"):  # the first of which is that of no strategy
+    name = strategy.partition(":")[0].lower() if isinstance(strategy, str) else ""
+    is_memonger = isinstance(strategy, Memonger) or name == "memonger"
+    if not is_memonger and strategy != "auto":  # which is that of no strategy
         raise ArgumentError(
             f"ntrial={ntrial} asks for memonger's search, and strategy={shown(strategy)} for "
             f"another; leave one of them out"
@@ -139,11 +142,11 @@ def plan(
       on ``ctx`` if that is a GPU, else a roofline of the CPU if ``ctx`` is one, else of a V100.
     - ``time_limit`` is the most seconds that tracing and the strategy may take together; measuring
       costs is not counted, nor starting the process that searches and loading the search, some
-      seconds, nor the search for the least total that a refusal names, which takes as long again
-      at most, nor that for ``plan.alternative``, which takes a tenth at most beside tracing: by
-      the last, and by loading the search, ``plan.planning_seconds`` may exceed it. A search ends
-      after so much work, so that equal calls give equal plans, and a plan says if ``time_limit``
-      cut it.
+      seconds, nor the search for the least total, which a refusal names, and which gives the
+      plan where all else has found none: it takes as long again at most, nor that for
+      ``plan.alternative``, which takes a tenth at most beside tracing: by both, and by loading the
+      search, ``plan.planning_seconds`` may exceed it. A search ends after so much work, so that
+      equal calls give equal plans, and a plan says if ``time_limit`` cut it.
     - ``type_dict`` and ``grad_req`` are those of MXNet's ``bind``. None: as Module does, that is,
       float32, and a gradient for every argument but the named inputs and the labels.
     - ``optimizer`` (one of MXNet's, or its name) is what updates the parameters: its states are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from memplan.errors import ArgumentError
@@ -31,7 +31,8 @@ def no_shapes_for_options(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
         given = [name for name, value in options.items() if name in named and _is_shape(value)]
         others = [name for name, value in options.items() if not (name in named or _may_be(value))]
-        inputs = _inputs_of(args[0]) if (given or others) and args else []
+        net = args[0] if args else options.get("net")
+        inputs = _inputs_of(net) if given or others else []
         for name in others:
             if name not in inputs:
                 raise ArgumentError(
@@ -59,6 +60,8 @@ def _is_shape(value: object) -> bool:
 
 def _may_be(value: object) -> bool:
     """May ``value`` be meant for a shape? A right one is looked for elsewhere."""
+    if isinstance(value, Iterator):  # which can be read once
+        return True
     several = several_of(value)
     return several is not None and all(n == "N" or not isinstance(n, str) for n in several)
 

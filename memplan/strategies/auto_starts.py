@@ -50,9 +50,9 @@ def within_a_pass(
 
 
 def evicted(problem: Problem, stop: Stop, options: SearchOptions) -> Schedule | None:
-    """What the strategy `evict` finds, if anything."""
+    """What the strategy `evict` finds, if anything; an interrupt ends ``stop``."""
     evict = Evict(seed=options.seed, recompute_backward=options.recompute_backward)
-    return evict.solve(dataclasses.replace(problem, time_limit=stop.seconds_left)).schedule
+    return evict.within(problem, stop)
 
 
 def _once(

@@ -46,7 +46,7 @@ class Evict:
                 problem.graph, stop, most_seconds=most_seconds
             )
         else:
-            best = problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
+            best = self.within(problem, stop)
         is_open = problem.max_overhead is None
         if best is not None and is_open and best.overhead > MOST_OVERHEAD:
             best = None
@@ -54,6 +54,10 @@ class Evict:
         if best is None and stop.is_ended:
             raise KeyboardInterrupt
         return Outcome.unproved(best, cut_by_clock=stop.cut_by_clock)
+
+    def within(self, problem: Problem, stop: Stop) -> Schedule | None:
+        """The cheapest schedule found within the budget; an interrupt ends ``stop``."""
+        return problem.aim_lower(partial(self._fitted, problem), stop, share=0.5)
 
     def _fitted(self, problem: Problem, aim: int, until: Stop) -> Schedule | None:
         """The cheapest schedule found with at most ``aim`` live bytes."""

@@ -69,3 +69,9 @@ def test_who_asks_for_a_signature_gets_that_of_the_function() -> None:
 def test_an_option_that_there_is_not_is_no_shape(run: Callable[[], Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         run()
+
+
+def test_a_shape_that_can_be_read_once_is_one() -> None:
+    net = mx.sym.MakeLoss(mx.sym.FullyConnected(NET, num_hidden=2))
+    plan = memplan.plan(net, strategy="store_all", data=map(int, ("4", "3")))
+    assert plan.trace.shapes["data"] == (4, 3)

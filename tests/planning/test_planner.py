@@ -107,6 +107,7 @@ def test_memongers_call_is_taken_as_it_is() -> None:
     for symbol in (
         memplan.search_plan(net, ntrial=6, type_dict=None, **shapes),
         memplan.search_plan(net, 6, None, **shapes),
+        memplan.search_plan(net, 6, strategy=memplan.strategies.create("memonger"), **shapes),
     ):
         assert flagged(symbol)
         hints = [n for n in symbol.attr_dict().values() if "__mirror_stage__" in n]

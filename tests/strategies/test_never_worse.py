@@ -21,7 +21,7 @@ from memplan.step.schedule import Schedule
 from memplan.step.simulate import simulate
 from memplan.step.validate import validate
 from memplan.strategies import Status, Strategy, create, names
-from memplan.strategies.auto import Auto
+from memplan.strategies.auto import COSTLY, Auto
 from memplan.strategies.auto_searches import FEW
 from memplan.strategies.base import MOST_OVERHEAD, Problem
 from memplan.strategies.checkmate import Checkmate
@@ -115,6 +115,20 @@ def test_in_blocks_other_schedules_are_searched_from_too(
     for other in (Search(effort=EFFORT, start=start), Evict()):
         schedule = other.solve(problem).schedule
         assert schedule is None or auto.seconds <= schedule.seconds * (1 + 1e-9)
+
+
+def test_an_interrupt_of_evictions_ends_the_other_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_step(shortcuts(30), 2)
+    memory = Blocks((graph.match_range,))
+    budget = memory.nbytes(Schedule.unplanned(graph)) * 45 // 100
+    monkeypatch.setattr(Evict, "within", lambda _, problem, stop: stop.end())
+    others = "memplan.strategies.auto.within_a_pass"
+    monkeypatch.setattr(others, lambda *_: pytest.fail("a search goes on"))
+    problem = Problem(graph, budget, memory=memory, time_limit=PLENTY)
+    outcome = Auto(effort=EFFORT, gap=0.0).solve(problem)
+    assert outcome.schedule is not None
+    assert outcome.schedule.overhead > COSTLY
+    assert outcome.cut_by_clock
 
 
 @pytest.mark.parametrize(("count", "percent"), [(2, 69), (2, 72), (6, 63), (6, 72), (6, 80)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import mxnet as mx
@@ -207,22 +206,6 @@ def test_half_floats_are_half_as_large() -> None:
 def test_dtypes_of_any_form(dtype: Any) -> None:
     symbol, shapes = dropout_net()
     assert trace(symbol, shapes=shapes, type_dict={"data": dtype}).dtypes["data"] == "float32"
-
-
-@pytest.mark.parametrize(
-    "make", [mx.sym.cast, partial(mx.sym.Embedding, input_dim=9, output_dim=5)]
-)
-def test_parameters_have_the_dtype_of_an_operator(make: Callable[..., mx.sym.Symbol]) -> None:
-    """As in a Module, which names the dtypes of data and labels only."""
-    data = make(mx.sym.Variable("data"), dtype="float64", name="made")
-    scores = mx.sym.cast(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), dtype="float32")
-    symbol = mx.sym.SoftmaxOutput(scores, name="softmax")
-    module = mx.mod.Module(symbol)
-    module.bind([("data", (2, 4))], [("softmax_label", (2,))])
-    arrays = module._exec_group.execs[0].arg_dict
-    expected = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
-    assert expected["fc_weight"] == "float64"
-    assert trace(symbol, shapes={"data": (2, 4)}).dtypes == expected
 
 
 def test_a_variable_may_carry_its_shape_and_dtype() -> None:

@@ -37,6 +37,7 @@ def step(loss: Any = LOSS, **options: Any) -> TrainStep:
         (lambda: Module(NET, "60%"), r"data_names cannot be '60%'.* budget='60%'"),
         (lambda: Module(NET, 0.6), r"data_names cannot be 0\.6"),
         (lambda: BucketingModule(lambda key: NET, 4, "60%"), r"logger cannot be '60%'.* budget="),
+        (lambda: Module(NET, ("data",), "60%"), r"label_names cannot be '60%'.* budget="),
     ],
 )
 def test_what_was_meant_is_said(run: Callable[[], Any], said: str) -> None:
@@ -44,9 +45,10 @@ def test_what_was_meant_is_said(run: Callable[[], Any], said: str) -> None:
         run()
 
 
-def test_one_letter_is_a_list_of_names_as_for_mxnet() -> None:
-    net = mx.sym.SoftmaxOutput(mx.sym.Variable("x") * 2, name="softmax")
-    assert Module(net, "x").data_names == mx.mod.Module(net, "x").data_names
+@pytest.mark.parametrize("names", ["x", "xy", "yx"])
+def test_names_of_a_letter_each_may_be_text_as_for_mxnet(names: str) -> None:
+    net = mx.sym.SoftmaxOutput(mx.sym.Variable("x") * mx.sym.Variable("y"), name="softmax")
+    assert Module(net, names).data_names == mx.mod.Module(net, names).data_names
 
 
 @pytest.mark.parametrize("loss", [None, [], mx.nd.ones(4), "detached"])

@@ -182,7 +182,8 @@ class TrainStep:
         if more:
             raise ArgumentError(
                 f"a step takes its inputs and its labels, and got {2 + len(more)} arguments; give "
-                f"several inputs, or several labels, as one tuple: step((x1, x2), y)"
+                f"several inputs, or several labels, as one tuple, step((x1, x2), y), and scale "
+                f"and batch_size by their names"
             )
         _check_mode()
         scale = _scale_of(scale)
