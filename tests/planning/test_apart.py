@@ -248,8 +248,8 @@ import memplan
 from helpers.networks import residual_net
 from memplan.strategies import create
 
-net, shapes = residual_net(batch=8, size=16, units=4, filters=8)
-data = mx.io.NDArrayIter(mx.nd.ones(shapes["data"]), mx.nd.zeros(8), batch_size=8)
+net, shapes = residual_net(batch=32, size=32, units=4, filters=16)
+data = mx.io.NDArrayIter(mx.nd.ones(shapes["data"]), mx.nd.zeros(32), batch_size=32)
 for realisation in ("explicit", "packed", "updating"):
     module = memplan.mxnet.Module(net, budget=0.8, strategy="chen_greedy", realisation=realisation)
     module.fit(data, num_epoch=1, initializer=mx.init.Xavier())
@@ -284,7 +284,7 @@ def test_the_child_ends_with_the_process_that_trains(tmp_path: Path) -> None:
 import memplan
 from helpers.networks import residual_net
 from helpers.odd_strategies import Odd
-net, shapes = residual_net(batch=8, size=16, units=4, filters=8)
+net, shapes = residual_net(batch=32, size=32, units=4, filters=16)
 memplan.plan(net, strategy=Odd("sleep", {str(path)!r}), **shapes)
 """
     )

@@ -259,12 +259,12 @@ def test_without_a_budget_plans_may_hold_what_those_that_went_did() -> None:
 @pytest.mark.long
 def test_a_step_that_is_too_small_for_its_share_holds_what_the_largest_does() -> None:
     """A last batch of few examples, of which most bytes are those of the parameters."""
-    by = planner(share_of_first=False, budget="72%")
+    by = planner(share_of_first=False, budget="74%")
     first, last = planned(by, 16), planned(by, 4)
-    assert last.total_nbytes > 0.72 * last.unplanned.total_nbytes
+    assert last.total_nbytes > 0.74 * last.unplanned.total_nbytes
     assert last.budget_nbytes == first.total_nbytes
     with pytest.raises(BudgetError):
-        planned(planner(share_of_first=False, budget="72%"), 4)
+        planned(planner(share_of_first=False, budget="74%"), 4)
 
 
 def test_a_strategy_that_cannot_begin_with_a_schedule_plans_each() -> None:
