@@ -298,7 +298,10 @@ class _Search:
         free blocks more easily than it empties full ones.
         """
         work = self.problem.stop(None, effort=self.auto._search_effort).work_left
-        for make in (self._evicted, self._start_of_search, self._fewest):
+        makes = [self._evicted, self._start_of_search, self._fewest]
+        if self.searches.as_alone and self.anew is None:  # which has begun with the second one
+            makes.remove(self._start_of_search)
+        for make in makes:
             until = self.stop.with_work(work)
             is_costly = self.best is None or self.best.overhead > COSTLY
             if not is_costly or self._is_enough() or until.is_over():

@@ -41,7 +41,7 @@ def least_made_cheaper(
 def within_a_pass(
     problem: Problem, starts: Sequence[Schedule], stop: Stop, options: SearchOptions
 ) -> Schedule:
-    """About the same for at most one extra forward pass, of a problem with a budget."""
+    """About the least memory of a problem with a budget, for at most one extra forward pass."""
     graph = problem.graph
     most_seconds = min(problem.most_seconds, graph.seconds + graph.forward_seconds)
     most_overhead = most_seconds / graph.seconds - 1.0
@@ -58,6 +58,7 @@ def evicted(problem: Problem, stop: Stop, options: SearchOptions) -> Schedule | 
 def _once(
     problem: Problem, starts: Sequence[Schedule], stop: Stop, options: SearchOptions
 ) -> Schedule:
+    """Steps down and drops at the peaks, once, and the result made cheaper."""
     starts = starts or [quick_start(problem, stop, options)]
     best = least(problem, starts, stop.share_of_work(LEAST_SHARE), options)
     improving = stop.with_work(stop.work_left)  # drops that gain nothing take none of it

@@ -114,7 +114,7 @@ def quick_schedule(
 
 
 def quick_start(problem: Problem, stop: Stop, options: SearchOptions) -> Schedule:
-    """The same in the part of little time that is for it, by the rules of a search."""
+    """What :func:`quick_schedule` finds in its part of little time, by the rules of a search."""
     rules = {"recompute_backward": options.recompute_backward, "reorder": options.reorder}
     return quick_schedule(problem, stop.share_for_little(QUICK_SHARE), **rules)
 
